@@ -1,0 +1,1 @@
+"""The stages, in the order that data flows: ingest, reuse, cost, replay, study, warehouse; and the command line."""

@@ -1,0 +1,252 @@
+"""The command line: parses, calls a stage, prints. stdout is data, stderr is talk.
+
+Heavy packages are imported inside the commands that need them, so that `preplay --help` is quick.
+Exit codes: 0 done, 1 a fault of the program, 2 a mistake that the user can mend, 130 interrupted (docs/errors.md).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.console import Console, Format, print_records
+from schemas.errors import PreplayError
+
+app = typer.Typer(
+    name="preplay",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Replay an LLM fleet's request log on a model of its GPUs: how much prompt work is reusable, what prefix caching "
+    "and speculative decoding save, and when they stop doing so.\n\n"
+    "Start with `preplay demo`. With a log of your own: `preplay ingest LOG`, `preplay reuse TRACE`, then "
+    "`preplay run STUDY.toml`.",
+)
+
+OutputFormat = Annotated[Format, typer.Option("--format", "-f", help="How to print the result on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No talk on stderr; errors still show.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output folder if it is there.")]
+
+
+@app.command()
+def ingest(
+    logs: Annotated[list[Path], typer.Argument(help="Exported logs, read in this order; .gz is unpacked.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Trace folder to make. [default: the first log's name]")] = None,
+    log_format: Annotated[
+        str | None, typer.Option("--log-format", help="Name of the log's format. [default: detected]")
+    ] = None,
+    max_rejected: Annotated[
+        float, typer.Option("--max-rejected", min=0.0, max=1.0, help="Share of rows that may be rejected.")
+    ] = 0.01,
+    sort: Annotated[bool, typer.Option("--sort", help="Sort rows whose timestamps are out of order.")] = False,
+    force: Force = False,
+    output: OutputFormat = Format.table,
+    quiet: Quiet = False,
+) -> None:
+    """Turn exported logs into a trace (Parquet). Every row is kept or accounted for."""
+    from pipeline.ingest import ingest as run_ingest
+
+    console = Console(quiet)
+    target = out if out is not None else Path(_stem(logs[0]) + ".trace")
+    report = run_ingest(logs, target, format=log_format, max_rejected=max_rejected, sort=sort, force=force)
+    console.say(f"detected: {report.evidence}")
+    for reason in report.rejected_by_reason:
+        console.say(f"rejected {reason.rows}: {reason.reason} (first at {reason.first_file}:{reason.first_line})")
+    record = {"trace": str(target), **report.model_dump(mode="json", exclude={"sources", "rejected_by_reason", "evidence"})}
+    if record["prefix_identity"] == "unknown":
+        record["distinct_blocks"] = "not known from this log"
+        console.say("this log does not tell which prompts share a prefix: every reuse figure of it is unknown")
+    print_records([record], output, tall=True)
+
+
+@app.command()
+def reuse(
+    trace: Annotated[Path, typer.Argument(help="Trace folder, as `preplay ingest` made it.")],
+    capacity: Annotated[
+        list[int] | None, typer.Option("--capacity", "-c", help="Cache size in trace blocks; repeat for several.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Also print cache sizes in GiB of this model's KV (bf16).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the whole profile as Parquet.")] = None,
+    force: Force = False,
+    output: OutputFormat = Format.table,
+    quiet: Quiet = False,
+) -> None:
+    """How much prompt work is reusable, with no clock: the ceiling, and LRU at every cache size."""
+    from pipeline.reuse_report import capacity_records, save_profile, summary_record
+    from pipeline.trace import read_trace
+
+    console = Console(quiet)
+    loaded = read_trace(trace)
+    console.compiling()
+    summary, profile = summary_record(loaded)
+    if output is Format.table:
+        print_records([summary], output, tall=True)
+        if profile is not None:
+            print()
+    if profile is not None:
+        rows = capacity_records(profile, capacity, model)
+        print_records(rows, output)
+    elif output is not Format.table:
+        print_records([summary], output)
+    if out is not None:
+        save_profile(profile, out, force=force)
+        console.say(f"profile: {out}")
+
+
+@app.command()
+def replay(
+    study: Annotated[Path, typer.Argument(help="Study file (TOML).")],
+    scenario: Annotated[str, typer.Option("--scenario", "-s", help="Which scenario of the study.")] = "baseline",
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed. [default: the study's first]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for outcomes and timeline. [default: NAME.SCENARIO.replay]")] = None,
+    force: Force = False,
+    output: OutputFormat = Format.table,
+    quiet: Quiet = False,
+) -> None:
+    """Replay one scenario of a study and print its summary; outcomes and timeline go to Parquet."""
+    from pipeline.single import replay_one
+
+    console = Console(quiet)
+    console.compiling()
+    record, folder = replay_one(study, scenario, seed, out, force=force)
+    console.say(f"outcomes and timeline: {folder}")
+    print_records([record], output, tall=True)
+
+
+@app.command()
+def run(
+    study: Annotated[Path, typer.Argument(help="Study file (TOML).")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder to make. [default: runs/NAME]")] = None,
+    force: Force = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the replays that a killed run had finished.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Leave report.html out.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Replay every scenario of a study and write the run folder: Parquet, DuckDB database, HTML report."""
+    from schemas.study import load_study
+
+    console = Console(quiet)
+    target = out if out is not None else Path("runs") / load_study(study).name
+    _run_study(study, target, console, force=force, resume=resume, with_report=not no_report)
+    print(target)
+
+
+@app.command()
+def report(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, as `preplay run` made it.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. [default: RUN/report.html]")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a run's HTML report again: one file, no network needed."""
+    from reports.page import write_report
+
+    target = write_report(run_folder, out)
+    Console(quiet).say("report written")
+    print(target)
+
+
+@app.command()
+def query(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    sql: Annotated[str, typer.Argument(help="One SELECT; `SHOW TABLES` style: SELECT * FROM duckdb_views().")],
+    output: OutputFormat = Format.table,
+) -> None:
+    """Ask a run's database in SQL, read only. Views: outcomes, timeline, scenarios, reuse_curve, ..."""
+    from pipeline.warehouse import query as run_query
+
+    names, rows = run_query(run_folder, sql)
+    print_records([dict(zip(names, row, strict=True)) for row in rows], output, columns=names)
+
+
+@app.command()
+def catalog(
+    kind: Annotated[str, typer.Argument(help="gpus or models")] = "gpus",
+    output: OutputFormat = Format.table,
+) -> None:
+    """List the GPUs or models that a study can name."""
+    from schemas import hardware
+
+    known: dict[str, Any] = {"gpus": hardware.gpus, "models": hardware.models}
+    if kind not in known:
+        raise PreplayError(f"unknown catalogue '{kind}'", mend="known: gpus, models")
+    records = [entry.model_dump(mode="json", exclude={"source"}) for entry in known[kind]().values()]
+    for record in records:
+        if kind == "models":
+            record["moe"] = "" if record["moe"] is None else f"{record['moe']['experts_per_token']} of {record['moe']['experts']}"
+            record["mla"] = "" if record["mla"] is None else "MLA"
+    print_records(records, output)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to make.")] = Path("demo"),
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """The whole pipeline on a real production trace: 12,031 requests, 2 x 2 of caching and speculation, a report."""
+    from pipeline.demo import prepare_demo
+
+    console = Console(quiet)
+    study = prepare_demo(out, force=force, say=console.say)
+    run_folder = out / "run"
+    _run_study(study, run_folder, console, force=True, resume=False, with_report=True)
+    console.say(f"open {run_folder / 'report.html'} in a browser, or ask: preplay query {run_folder} \"SELECT * FROM scenarios\"")
+    print(run_folder / "report.html")
+
+
+def _run_study(study: Path, out: Path, console: Console, *, force: bool, resume: bool, with_report: bool) -> None:
+    from pipeline.study import run_study
+
+    def finish(folder: Path) -> None:
+        if with_report:
+            from reports.page import write_report
+
+            console.say("writing the report")
+            write_report(folder)
+
+    console.compiling()
+    run_study(study, out, force=force, resume=resume, say=console.say, finish=finish)
+
+
+def _stem(log: Path) -> str:
+    """`a/b.jsonl.gz` -> `b`."""
+    name = log.name
+    for suffix in (".gz", ".jsonl", ".json", ".csv"):
+        name = name.removesuffix(suffix)
+    return name or "log"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        print(f"preplay {metadata.version('preplay')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: the only place that turns errors into exit codes."""
+    try:
+        app()
+    except PreplayError as problem:
+        print(f"preplay: {problem.line()}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("preplay: interrupted; nothing half-written was left behind", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our stdout has gone: nothing to tell it
+        sys.exit(0)

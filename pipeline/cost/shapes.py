@@ -1,0 +1,147 @@
+"""What one rank computes for one model: its matrices, its attention, its messages. Pure arithmetic, no time.
+
+Tensor parallelism follows Megatron-LM (arXiv 1909.08053): attention by heads, MLP by columns then rows, so one layer has two
+all-reduces of `tokens x hidden`; the LM head by vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.hardware import BYTES_PER_KV, BYTES_PER_WEIGHT, KvDtype, Model, WeightDtype
+
+ACTIVATION_BYTES = 2.0
+"""bf16 activations, whatever the weights."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A linear layer of one rank: `inputs x outputs` weights, `count` of them per pass."""
+
+    inputs: int
+    outputs: float
+    count: int
+    bytes_per_weight: float
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The routed experts of one rank: each expert's share of weights on it, and how tokens choose."""
+
+    experts: int
+    per_token: int
+    params: float  # weights of one expert on this rank
+    hidden: int
+    layers: int
+    bytes_per_weight: float
+
+
+@dataclass(frozen=True)
+class RankShapes:
+    """One pass of a model on one rank of a tensor-parallel group."""
+
+    matrices: tuple[Matrix, ...]
+    experts: Experts | None
+    head: Matrix | None
+    attention_flops_per_pair: float  # per query-key pair, all layers
+    kv_bytes_per_token: float  # read per token of context, all layers
+    pointwise_bytes_per_token: float  # norms, rotary, activation: all layers
+    kernels: int  # launches per pass
+    allreduces: int
+    message_bytes_per_token: float
+    vocab: float
+    tensor_parallel: int
+
+
+def rank_shapes(
+    model: Model,
+    tensor_parallel: int,
+    weight_dtype: WeightDtype,
+    kv_dtype: KvDtype,
+    *,
+    layers: int | None = None,
+) -> RankShapes:
+    """The shapes of `model` on one rank. `layers` overrides the model's own number (an EAGLE head has its target's widths).
+
+    Raises CatalogError where the heads can't be divided among the ranks.
+    """
+    model.check_tensor_parallel(tensor_parallel)
+    depth = model.layers if layers is None else layers
+    tp = tensor_parallel
+    weight = BYTES_PER_WEIGHT[weight_dtype]
+    moe_layers = 0 if model.moe is None else max(0, depth - model.moe.dense_layers)
+    matrices = [*_attention_matrices(model, tp, depth, weight)]
+    if depth > moe_layers:
+        matrices += _mlp_matrices(model.hidden, model.intermediate, tp, depth - moe_layers, weight)
+    experts = None
+    if model.moe is not None and moe_layers:
+        matrices.append(Matrix(model.hidden, model.moe.experts, moe_layers, BYTES_PER_WEIGHT["bf16"]))
+        if model.moe.shared_experts:
+            shared = model.moe.expert_intermediate * model.moe.shared_experts
+            matrices += _mlp_matrices(model.hidden, shared, tp, moe_layers, weight)
+        experts = Experts(
+            experts=model.moe.experts,
+            per_token=model.moe.experts_per_token,
+            params=model.expert_params / tp,
+            hidden=model.hidden,
+            layers=moe_layers,
+            bytes_per_weight=weight,
+        )
+    share = model.kv_elements_per_token(tp) / model.layers * depth
+    return RankShapes(
+        matrices=tuple(matrices),
+        experts=experts,
+        head=Matrix(model.hidden, model.vocab / tp, 1, BYTES_PER_WEIGHT["bf16"]),
+        attention_flops_per_pair=depth * _attention_flops_per_pair(model, tp),
+        kv_bytes_per_token=share * BYTES_PER_KV[kv_dtype],
+        pointwise_bytes_per_token=depth * _pointwise_bytes(model, tp),
+        kernels=depth * (9 if model.moe is None else 13),
+        allreduces=0 if tp == 1 else 2 * depth,
+        message_bytes_per_token=model.hidden * ACTIVATION_BYTES,
+        vocab=model.vocab / tp,
+        tensor_parallel=tp,
+    )
+
+
+def _attention_matrices(model: Model, tp: int, layers: int, weight: float) -> list[Matrix]:
+    if model.mla is not None:
+        mla = model.mla
+        heads = model.q_heads / tp
+        qk_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+        return [  # the two down-projections are repeated on every rank
+            Matrix(model.hidden, mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim, layers, weight),
+            Matrix(mla.q_lora_rank, heads * qk_dim, layers, weight),
+            Matrix(mla.kv_lora_rank, heads * (mla.qk_nope_head_dim + mla.v_head_dim), layers, weight),
+            Matrix(model.hidden, heads * mla.v_head_dim, layers, weight),
+        ]
+    kv_heads = max(1.0, model.kv_heads / tp)
+    return [
+        Matrix(model.hidden, (model.q_heads / tp + 2 * kv_heads) * model.head_dim, layers, weight),
+        Matrix(model.hidden, model.q_heads / tp * model.head_dim, layers, weight),
+    ]
+
+
+def _mlp_matrices(hidden: int, intermediate: int, tp: int, layers: int, weight: float) -> list[Matrix]:
+    return [
+        Matrix(hidden, 2 * intermediate / tp, layers, weight),
+        Matrix(hidden, intermediate / tp, layers, weight),
+    ]
+
+
+def _attention_flops_per_pair(model: Model, tp: int) -> float:
+    """Two multiply-adds per element of a head: scores, then values. MLA attends in the latent space (absorbed form)."""
+    if model.mla is not None:
+        mla = model.mla
+        return 2 * model.q_heads / tp * (2 * mla.kv_lora_rank + mla.qk_rope_head_dim)
+    return 4 * model.q_heads / tp * model.head_dim
+
+
+def _pointwise_bytes(model: Model, tp: int) -> float:
+    """Bytes moved between the matrices of one layer, per token.
+
+    Two norms with residual (two reads, two writes of `hidden` each), rotary (read and write of queries), gated activation
+    (two reads, one write of the MLP's width; top-k widths in a mixture of experts).
+    """
+    width = model.intermediate if model.moe is None else model.moe.expert_intermediate * model.moe.experts_per_token
+    elements = 8 * model.hidden + 2 * model.q_heads * model.head_dim / tp + 3 * width / tp
+    return elements * ACTIVATION_BYTES

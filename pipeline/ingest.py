@@ -1,0 +1,302 @@
+"""Exported logs to a canonical trace. Every row is kept or rejected with its reason; nothing is repaired silently.
+
+Logs are read in chunks of whole lines; memory holds one chunk and the table of distinct blocks. The trace folder appears when
+it is complete. `rows_read == rows_kept + rows_rejected` is asserted, not hoped for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipeline import folders
+from pipeline.identity import BlockIds
+from pipeline.sorting import sorted_by_arrival
+from schemas.errors import InputError, TooManyRejected
+from schemas.trace import (
+    IDENTITIES_FILE,
+    IDENTITY_SCHEMA,
+    REJECTED_FILE,
+    REJECTED_SCHEMA,
+    REPORT_FILE,
+    TRACE_FILE,
+    TRACE_SCHEMA,
+    IngestReport,
+    RejectedReason,
+    SourceFile,
+    TraceMeta,
+)
+from traces.lines import LineReader, first_line_of
+from traces.registry import Batch, Rejected, TraceFormat, detect_format, format_named
+
+MAX_REJECTED = 0.01
+"""Share of rows that may be rejected unless the user says otherwise."""
+
+_UNSORTED_FILE = "unsorted.parquet"
+
+
+def ingest(
+    logs: Sequence[Path],
+    out: Path,
+    *,
+    format: str | None = None,
+    max_rejected: float = MAX_REJECTED,
+    sort: bool = False,
+    force: bool = False,
+) -> IngestReport:
+    """Read `logs` in the order given into the trace folder `out` (layout: schemas/trace.py).
+
+    Raises InputError (a file that is no such log, timestamps out of order without `sort`), TooManyRejected (the rejected rows
+    then lie in ``OUT.rejected.parquet``), RunError (`out` is there already, without `force`).
+    """
+    folders.check_absent(out, force=force)
+    known, evidence = _agreed_format(logs, format)
+    partial = folders.partial_of(out)
+    with folders.claimed(partial, keep=False):
+        account = _Account(known, evidence, sort=sort)
+        name = _UNSORTED_FILE if sort else TRACE_FILE
+        try:
+            with pq.ParquetWriter(partial / name, TRACE_SCHEMA, compression="zstd") as writer:
+                for number, log in enumerate(logs, start=1):
+                    for batch in _batches(log, known, account):
+                        if batch.lines.size:
+                            writer.write_table(account.table(batch, number, log))
+                account.check(logs, max_rejected)
+                if not sort:
+                    writer.add_key_value_metadata(account.meta().as_metadata())
+            if sort:
+                unsorted = partial / _UNSORTED_FILE
+                account.distinct_arrivals = sorted_by_arrival(
+                    unsorted, partial / TRACE_FILE, account.first_us, account.meta()
+                )
+                unsorted.unlink()
+        except TooManyRejected as problem:
+            beside = out.with_name(f"{out.name}.rejected.parquet")
+            folders.write_parquet(account.rejected_table(), beside)
+            _remove(partial)
+            raise TooManyRejected(
+                problem.problem, file=problem.file, place=problem.place, mend=f"{problem.mend}; the rejected rows lie in {beside}"
+            ) from None
+        except BaseException:
+            _remove(partial)
+            raise
+        report = account.report()
+        folders.write_parquet(_identities(), partial / IDENTITIES_FILE)
+        folders.write_parquet(account.rejected_table(), partial / REJECTED_FILE)
+        folders.write_text(report.model_dump_json(indent=2) + "\n", partial / REPORT_FILE)
+        folders.publish(partial, out)
+    return report
+
+
+def _remove(partial: Path) -> None:
+    for file in partial.iterdir():
+        file.unlink()
+    partial.rmdir()
+
+
+def _agreed_format(logs: Sequence[Path], name: str | None) -> tuple[TraceFormat, str]:
+    """The one format of all logs, and why. Raises InputError where they differ or a header is wrong."""
+    chosen: TraceFormat | None = None
+    evidence = ""
+    for log in logs:
+        first = first_line_of(log)
+        if name is None:
+            found, seen = detect_format(first, str(log))
+        else:
+            found, seen = format_named(name), f"{name}: named by the user"
+            if (fault := found.header_fault(first)) is not None:
+                raise InputError(fault, file=log, place=1, mend="name another format, or mend the header")
+        if chosen is not None and found is not chosen:
+            raise InputError(f"is {found.name}, the logs before it are {chosen.name}", file=log, mend="ingest them apart")
+        chosen, evidence = found, seen
+    if chosen is None:
+        raise InputError("no log was named")
+    return chosen, evidence
+
+
+def _batches(log: Path, known: TraceFormat, account: _Account) -> Iterator[Batch]:
+    """A log's chunks, parsed; its header is checked and skipped, a byte order mark too."""
+    reader = LineReader(log)
+    header_due = known.has_header
+    for chunk, line in reader.chunks():
+        body, number = chunk, line
+        if line == 1:
+            body = body.removeprefix(b"\xef\xbb\xbf")
+        while header_due and body:
+            end = body.find(b"\n") + 1 or len(body)
+            head, body, number = body[:end].strip(), body[end:], number + 1
+            if head:
+                header_due = False
+        if body.strip():
+            batch = known.parse(body, number)
+            account.add(batch, log)
+            yield batch
+    account.sources.append(reader.source())
+
+
+@dataclass
+class _Account:
+    """What has been read so far: counts, sums, rejected rows, known blocks."""
+
+    known: TraceFormat
+    evidence: str
+    sort: bool
+    sources: list[SourceFile] = field(default_factory=list)
+    kept: int = 0
+    rejected: list[tuple[Path, Rejected]] = field(default_factory=list)
+    reordered: int = 0
+    first_us: int = 0
+    latest_us: int = 0
+    earliest_us: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    distinct_arrivals: int = 0
+    blocks: BlockIds = field(default_factory=BlockIds)
+
+    def add(self, batch: Batch, log: Path) -> None:
+        """Enter a batch. Raises InputError for timestamps out of order, unless they will be sorted."""
+        self.rejected += [(log, row) for row in batch.rejected]
+        if batch.lines.size == 0:
+            return
+        arrival = batch.arrival_us
+        if self.kept == 0:
+            self.first_us = self.latest_us = self.earliest_us = int(arrival[0])
+            self.distinct_arrivals = 1
+        before = np.maximum.accumulate(np.concatenate([[self.latest_us], arrival]))[:-1]
+        late = arrival < before
+        if late.any() and not self.sort:
+            row = int(np.flatnonzero(late)[0])
+            back = (int(before[row]) - int(arrival[row])) / 1e6
+            raise InputError(
+                f"timestamps out of order: {back:g} s before an earlier row's",
+                file=log,
+                place=int(batch.lines[row]),
+                mend="give --sort to sort by arrival",
+            )
+        self.reordered += int(late.sum())
+        self.distinct_arrivals += int((arrival > before).sum())  # counted anew where rows are sorted
+        self.latest_us = max(self.latest_us, int(arrival.max()))
+        self.earliest_us = min(self.earliest_us, int(arrival.min()))
+        self.first_us = self.earliest_us if self.sort else self.first_us
+        self.kept += batch.lines.size
+        self.input_tokens += int(batch.input_tokens.sum(dtype=np.int64))
+        self.output_tokens += int(batch.output_tokens.sum(dtype=np.int64))
+
+    def table(self, batch: Batch, file_number: int, log: Path) -> pa.Table:
+        """A batch as TRACE_SCHEMA. Arrivals are relative to the first, or as logged where they are sorted later."""
+        del log
+        n = batch.lines.size
+        shift = 0 if self.sort else self.first_us
+        columns: dict[str, pa.Array] = {
+            "request_id": pc.binary_join_element_wise(
+                pa.scalar(str(file_number)), pa.array(batch.lines).cast(pa.string()), ":"
+            ),
+            "arrival_us": pa.array(batch.arrival_us - shift),
+            "identity": pa.array(np.zeros(n, np.int32)),
+            "input_tokens": pa.array(batch.input_tokens),
+            "output_tokens": pa.array(batch.output_tokens),
+            "prefix_blocks": self._prefix_blocks(batch, n),
+            "status": pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int8)), pa.array(["completed"])),
+            **batch.columns,
+        }
+        arrays = [columns.get(each.name, pa.nulls(n, each.type)) for each in TRACE_SCHEMA]
+        return pa.table(arrays, schema=TRACE_SCHEMA)
+
+    def _prefix_blocks(self, batch: Batch, n: int) -> pa.Array:
+        kind = TRACE_SCHEMA.field("prefix_blocks").type
+        if batch.block_offsets is None or batch.raw_blocks is None:
+            return pa.nulls(n, kind)
+        identity: NDArray[np.int32] = np.zeros(n, np.int32)
+        dense = self.blocks.dense(batch.block_offsets, batch.raw_blocks, identity)
+        return pa.ListArray.from_arrays(pa.array(batch.block_offsets.astype(np.int32)), pa.array(dense), type=kind)
+
+    def check(self, logs: Sequence[Path], max_rejected: float) -> None:
+        """Raises TooManyRejected, or InputError where no row was of use."""
+        read = self.kept + len(self.rejected)
+        if read == 0:
+            raise InputError("no requests in it, only a header", file=logs[0])
+        share = len(self.rejected) / read
+        if share > max_rejected or self.kept == 0:
+            top = self.reasons()[0]
+            raise TooManyRejected(
+                f"{len(self.rejected):,} of {read:,} rows rejected ({share:.2%}, allowed {max_rejected:.2%}); "
+                f"most often: {top.reason} ({top.rows:,}x)",
+                file=top.first_file,
+                place=top.first_line,
+                mend="mend the log, or allow more with --max-rejected" if self.kept else "mend the log",
+            )
+
+    def reasons(self) -> list[RejectedReason]:
+        """Reasons for rejection, the most frequent first."""
+        counts: Counter[str] = Counter()
+        first: dict[str, tuple[str, int]] = {}
+        for log, row in self.rejected:
+            reason = row.reason if row.column is None else f"{row.column}: {row.reason}"
+            counts[reason] += 1
+            first.setdefault(reason, (str(log), row.line))
+        return [
+            RejectedReason(reason=reason, rows=rows, first_file=first[reason][0], first_line=first[reason][1])
+            for reason, rows in counts.most_common()
+        ]
+
+    def meta(self) -> TraceMeta:
+        """What goes into the Parquet file's metadata."""
+        return TraceMeta(
+            source_format=self.known.name,
+            block_tokens=self.known.block_tokens,
+            prefix_identity=self.known.prefix_identity,
+            start_utc=self._start_utc(),
+            sources=tuple(self.sources),
+        )
+
+    def _start_utc(self) -> str | None:
+        if not self.known.wall_clock:
+            return None
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self.first_us)).isoformat()
+
+    def rejected_table(self) -> pa.Table:
+        """REJECTED_SCHEMA, in the order of reading."""
+        rows = [
+            {"file": str(log), "line": row.line, "column": row.column, "text": row.text, "reason": row.reason}
+            for log, row in self.rejected
+        ]
+        return pa.Table.from_pylist(rows, schema=REJECTED_SCHEMA)
+
+    def report(self) -> IngestReport:
+        """The account, reconciled."""
+        known_identity = self.known.prefix_identity != "unknown"
+        reasons = tuple(self.reasons())
+        rejected = sum(reason.rows for reason in reasons)
+        assert rejected == len(self.rejected)
+        return IngestReport(
+            source_format=self.known.name,
+            evidence=self.evidence,
+            sources=tuple(self.sources),
+            rows_read=self.kept + rejected,
+            rows_kept=self.kept,
+            rows_rejected=rejected,
+            rejected_by_reason=reasons,
+            rows_reordered=self.reordered,
+            span_s=(self.latest_us - self.earliest_us) / 1e6,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            distinct_arrivals=self.distinct_arrivals,
+            block_tokens=self.known.block_tokens,
+            distinct_blocks=self.blocks.count if known_identity else None,
+            prefix_identity=self.known.prefix_identity,
+            start_utc=self._start_utc(),
+        )
+
+
+def _identities() -> pa.Table:
+    """One identity contract, none of whose fields the log names."""
+    return pa.Table.from_pylist([{"identity": 0}], schema=IDENTITY_SCHEMA)

@@ -1,0 +1,205 @@
+"""The loop of one replica: arrivals, schedule, run, commit, until every request is done. See docs/replay.md."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cost.lowered import LoweredCost, step_components
+from pipeline.jit import njit
+from pipeline.replay.pool import CACHED, CAPACITY, EVICTED, Chains, Pool, free_blocks, release
+from pipeline.replay.scheduler import (
+    RUNNING_COUNT,
+    SCHEDULED,
+    WAITING_COUNT,
+    Queues,
+    Requests,
+    Settings,
+    push_waiting,
+    schedule,
+)
+from pipeline.replay.speculation import accepted_drafts
+from pipeline.replay.timeline import (
+    ARRIVALS,
+    CACHED_FREE,
+    DECODE_TOKENS,
+    EMITTED_TOKENS,
+    EVICTED_BLOCKS,
+    FINISHED,
+    HIT_TOKENS,
+    PREEMPTIONS,
+    PREFILL_TOKENS,
+    RUNNING,
+    STEPS,
+    USED,
+    WAITING,
+    Timeline,
+    add_idle,
+)
+
+DONE, STUCK, TIMELINE_FULL = 0, 1, 2
+"""How a replica's loop ended. STUCK: a step in which nothing could be scheduled, a fault of the program."""
+
+NOW, TARGET_SUM, DRAFT_SUM = range(3)
+ARRIVED, STEPS_DONE = range(2)
+
+
+class Progress(NamedTuple):
+    """Where a replica's loop stands between two calls."""
+
+    clock: NDArray[np.float64]  # [3] NOW; running sums of target and draft seconds over all steps
+    counts: NDArray[np.int64]  # [2] requests arrived; steps taken
+
+
+def new_progress() -> Progress:
+    """The beginning of time."""
+    return Progress(np.zeros(3, np.float64), np.zeros(2, np.int64))
+
+
+@njit
+def commit(
+    settings: Settings,
+    pool: Pool,
+    requests: Requests,
+    queues: Queues,
+    now_s: float,
+    first_output_s: float,
+    target_sum: float,
+    draft_sum: float,
+) -> tuple[int, int]:
+    """The end of a step: emit tokens, finish requests. Mutates; returns (tokens emitted, requests finished)."""
+    emitted_tokens = 0
+    finished = 0
+    kept = 0
+    scheduled = queues.counts[SCHEDULED]
+    for place in range(queues.counts[RUNNING_COUNT]):
+        request = queues.running[place]
+        if place < scheduled:
+            tokens = queues.tokens[place]
+            before = requests.emitted[request]
+            computed = requests.computed[request] + tokens
+            if computed >= requests.input_tokens[request] + before:
+                drafts = queues.drafts[place]
+                accepted = 0
+                if drafts > 0:
+                    accepted = accepted_drafts(settings.seed, request, before, drafts, settings.acceptance)
+                    requests.spec_steps[request] += 1
+                    requests.draft_tokens[request] += drafts
+                    requests.accepted_tokens[request] += accepted
+                    computed -= drafts - accepted
+                remaining = requests.output_tokens[request] - before
+                emitted = min(accepted + 1, remaining)
+                requests.trimmed_tokens[request] += accepted + 1 - emitted
+                requests.emitting_steps[request] += 1
+                requests.emitted[request] = before + emitted
+                emitted_tokens += emitted
+                if before == 0:
+                    requests.first_token_s[request] = now_s
+                    requests.first_output_s[request] = first_output_s
+                    requests.target_mark[request] = target_sum
+                    requests.draft_mark[request] = draft_sum
+                requests.computed[request] = computed
+                if emitted == remaining:
+                    requests.finish_s[request] = now_s
+                    requests.decode_target_s[request] += target_sum - requests.target_mark[request]
+                    requests.decode_draft_s[request] += draft_sum - requests.draft_mark[request]
+                    release(pool, request)
+                    finished += 1
+                    continue
+                requests.has_drafts[request] = settings.draft_tokens > 0
+            else:
+                requests.computed[request] = computed
+        queues.running[kept] = request
+        kept += 1
+    queues.counts[RUNNING_COUNT] = kept
+    return emitted_tokens, finished
+
+
+@njit
+def run_replica(
+    settings: Settings,
+    cost: LoweredCost,
+    pool: Pool,
+    chains: Chains,
+    requests: Requests,
+    queues: Queues,
+    timeline: Timeline,
+    progress: Progress,
+    mine: NDArray[np.int32],
+) -> int:
+    """Replay the requests `mine` (rows of the trace, by arrival) on one replica, from where `progress` stands.
+
+    Returns DONE, STUCK, or TIMELINE_FULL: then call it again with a longer timeline. Mutates everything but settings, cost,
+    chains and `mine`.
+    """
+    size = mine.shape[0]
+    intervals = timeline.counters.shape[0]
+    now_s, target_sum, draft_sum = progress.clock[NOW], progress.clock[TARGET_SUM], progress.clock[DRAFT_SUM]
+    arrived, steps = progress.counts[ARRIVED], progress.counts[STEPS_DONE]
+    end = STUCK
+    while True:
+        interval = int(now_s / settings.interval_s)
+        if interval >= intervals:
+            end = TIMELINE_FULL
+            break
+        while arrived < size and requests.arrival_s[mine[arrived]] <= now_s:
+            timeline.counters[int(requests.arrival_s[mine[arrived]] / settings.interval_s), ARRIVALS] += 1
+            push_waiting(queues, mine[arrived])
+            arrived += 1
+        if queues.counts[RUNNING_COUNT] == 0 and queues.counts[WAITING_COUNT] == 0:
+            if arrived == size:
+                end = DONE
+                break
+            next_s = requests.arrival_s[mine[arrived]]
+            if int(next_s / settings.interval_s) >= intervals:
+                end = TIMELINE_FULL
+                break
+            add_idle(timeline, now_s, next_s, settings.interval_s, pool.totals[CACHED])
+            now_s = next_s
+            continue
+
+        evicted_before = pool.totals[EVICTED]
+        batch = schedule(settings, pool, chains, requests, queues, now_s, target_sum, draft_sum)
+        if batch.rows == 0:
+            break
+        gemm, prefill, decode, communication, sampling, draft, overhead = step_components(
+            cost,
+            batch.tokens,
+            batch.rows,
+            batch.sampled,
+            float(batch.prefill_pairs),
+            float(batch.prefill_context),
+            float(batch.decode_pairs),
+            float(batch.decode_context),
+            settings.draft_tokens,
+        )
+        duration = gemm + prefill + decode + communication + sampling + draft + overhead
+        timeline.integrals[interval, WAITING] += queues.counts[WAITING_COUNT] * duration
+        timeline.integrals[interval, RUNNING] += queues.counts[RUNNING_COUNT] * duration
+        timeline.integrals[interval, USED] += (pool.totals[CAPACITY] - free_blocks(pool)) * duration
+        timeline.integrals[interval, CACHED_FREE] += pool.totals[CACHED] * duration
+        timeline.components[interval, 0] += gemm
+        timeline.components[interval, 1] += prefill
+        timeline.components[interval, 2] += decode
+        timeline.components[interval, 3] += communication
+        timeline.components[interval, 4] += sampling
+        timeline.components[interval, 5] += draft
+        timeline.components[interval, 6] += overhead
+        now_s += duration
+        target_sum += gemm + prefill + decode + communication
+        draft_sum += draft
+        emitted, finished = commit(settings, pool, requests, queues, now_s, sampling + draft, target_sum, draft_sum)
+        steps += 1
+        timeline.counters[interval, STEPS] += 1
+        timeline.counters[interval, FINISHED] += finished
+        timeline.counters[interval, PREFILL_TOKENS] += batch.prefill_tokens
+        timeline.counters[interval, DECODE_TOKENS] += batch.decode_tokens
+        timeline.counters[interval, EMITTED_TOKENS] += emitted
+        timeline.counters[interval, HIT_TOKENS] += batch.hit_tokens
+        timeline.counters[interval, EVICTED_BLOCKS] += pool.totals[EVICTED] - evicted_before
+        timeline.counters[interval, PREEMPTIONS] += batch.preemptions
+    progress.clock[NOW], progress.clock[TARGET_SUM], progress.clock[DRAFT_SUM] = now_s, target_sum, draft_sum
+    progress.counts[ARRIVED], progress.counts[STEPS_DONE] = arrived, steps
+    return end

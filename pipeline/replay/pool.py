@@ -1,0 +1,397 @@
+"""The KV pool of one replica: which blocks are held, cached or blank, and which prefix each cached one stands for.
+
+Semantics: docs/replay.md, 'The KV pool' (vLLM V1's block_pool.py and kv_cache_manager.py). Representation: blocks that were
+registered together and are held by the same requests form one *segment*: a run of `count` consecutive blocks of one id,
+starting at block `start` of that id. An id is a block of the trace (up to `trace_block_tokens / block_tokens` blocks) or a
+request's private tail (any number). A hit that ends inside a segment splits it; eviction takes blocks off a segment's end.
+This is exact because a request's blocks are released last first, so the blocks of a segment stand in the free queue side by
+side, last one first.
+
+Every function takes the pool's arrays; those that say "mutates" change them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.jit import njit
+
+Ints = NDArray[np.int32]
+
+NONE = -1
+
+# Places in `Pool.totals`.
+CAPACITY, BLANK, CACHED, EVICTED, QUEUE_HEAD, QUEUE_TAIL, SEGMENT_FREE, SEGMENT_NEXT, HOLD_FREE, HOLD_NEXT = range(10)
+
+
+class Pool(NamedTuple):
+    """Structure of arrays. S = pool blocks (a segment has at least one), H = most blocks held at once, I = ids."""
+
+    totals: NDArray[np.int64]  # [10] scalars, indexed by the constants above; blocks
+    segment_id: Ints  # [S]
+    segment_start: Ints  # [S] first block within the id
+    segment_count: Ints  # [S] blocks
+    segment_refs: Ints  # [S] requests that hold it; 0 = in the free queue
+    queue_next: Ints  # [S] free queue, least recently released first
+    queue_prev: Ints  # [S]
+    id_next: Ints  # [S] segments of one id, in order of registration; of an unused segment: next unused
+    id_prev: Ints  # [S]
+    sibling: Ints  # [S] the part that was split off this segment's end
+    id_head: Ints  # [I]
+    id_tail: Ints  # [I]
+    hold_segment: Ints  # [H] a request's holds, last one first
+    hold_count: Ints  # [H] blocks held from the segment on, through its siblings
+    hold_next: Ints  # [H]
+    request_holds: Ints  # [n] top of each request's holds
+    request_blocks: Ints  # [n] blocks it holds, registered or not
+    request_registered: Ints  # [n] of these, its first ones, which are registered or were hit
+    hit_segment: Ints  # [scratch] what the last lookup found
+    hit_count: Ints  # [scratch]
+    stack: Ints  # [scratch] for walking siblings backwards
+
+
+class Chains(NamedTuple):
+    """Which id each block of each request belongs to. T = trace block, B = pool block, q = T / B."""
+
+    block_ids: NDArray[np.uint32]  # all requests' named trace blocks, one after the other
+    offsets: NDArray[np.int64]  # [n + 1] into block_ids
+    full_blocks: Ints  # [n] pool blocks inside the prompt's full trace blocks: q * (input // T), 0 if identity is unknown
+    named_blocks: Ints  # [n] the same plus those inside a named partial trace block
+    blocks_per_id: int  # q
+    private_id: int  # request r's private tail has the id private_id + r
+
+
+def new_pool(capacity: int, ids: int, requests: int, holds: int, longest: int) -> Pool:
+    """A pool of blank blocks. `holds`: most holds at once; `longest`: most blocks of one request."""
+    totals = np.zeros(10, np.int64)
+    totals[CAPACITY] = capacity
+    totals[BLANK] = capacity
+    totals[QUEUE_HEAD] = NONE
+    totals[QUEUE_TAIL] = NONE
+    totals[SEGMENT_FREE] = NONE
+    totals[HOLD_FREE] = NONE
+    return Pool(
+        totals,
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        np.full(ids, NONE, np.int32),
+        np.full(ids, NONE, np.int32),
+        np.empty(holds, np.int32),
+        np.empty(holds, np.int32),
+        np.empty(holds, np.int32),
+        np.full(requests, NONE, np.int32),
+        np.zeros(requests, np.int32),
+        np.zeros(requests, np.int32),
+        np.empty(longest + 1, np.int32),
+        np.empty(longest + 1, np.int32),
+        np.empty(longest + 1, np.int32),
+    )
+
+
+@njit
+def free_blocks(pool: Pool) -> int:
+    """Blocks that nobody holds, blank or cached."""
+    return pool.totals[BLANK] + pool.totals[CACHED]
+
+
+@njit
+def locate(chains: Chains, request: int, block: int) -> tuple[int, int, int]:
+    """The id of a request's block, the block's place in it, and how many of the request's blocks that id has."""
+    full = chains.full_blocks[request]
+    if block < full:
+        q = chains.blocks_per_id
+        return int(chains.block_ids[chains.offsets[request] + block // q]), block % q, q
+    named = chains.named_blocks[request]
+    if block < named:
+        partial = chains.offsets[request] + full // chains.blocks_per_id
+        return int(chains.block_ids[partial]), block - full, named - full
+    return chains.private_id + request, block - named, 2**31 - 1
+
+
+@njit
+def covering(pool: Pool, key: int, block: int) -> tuple[int, int]:
+    """The segment whose copy of `block` of id `key` was registered first, and up to which block that stays so.
+
+    Returns (NONE, 0) where the block is not resident.
+    """
+    limit = 2**31 - 1
+    segment = pool.id_head[key]
+    while segment != NONE:
+        start = pool.segment_start[segment]
+        end = start + pool.segment_count[segment]
+        if start <= block < end:
+            return segment, min(end, limit)
+        if start > block:
+            limit = min(limit, start)  # an older copy takes over there
+        segment = pool.id_next[segment]
+    return NONE, 0
+
+
+@njit
+def lookup(pool: Pool, chains: Chains, request: int, most: int) -> tuple[int, int]:
+    """The longest resident prefix of a request, at most `most` blocks: (parts, blocks). Fills hit_segment, hit_count.
+
+    A part is a run of blocks from the start of `hit_segment` or from inside it (never touched before `touch`).
+    """
+    parts = 0
+    matched = 0
+    while matched < most:
+        key, block, length = locate(chains, request, matched)
+        segment, end = covering(pool, key, block)
+        if segment == NONE:
+            break
+        count = min(end, length) - block
+        count = min(count, most - matched)
+        pool.hit_segment[parts] = segment
+        pool.hit_count[parts] = count
+        parts += 1
+        matched += count
+    return parts, matched
+
+
+@njit
+def drop_last(pool: Pool, parts: int, blocks: int) -> tuple[int, int]:
+    """Give the last matched block back (drafters that read hidden states). Works on the lookup's scratch only."""
+    if blocks == 0:
+        return parts, blocks
+    pool.hit_count[parts - 1] -= 1
+    if pool.hit_count[parts - 1] == 0:
+        parts -= 1
+    return parts, blocks - 1
+
+
+@njit
+def unheld_hits(pool: Pool, parts: int) -> int:
+    """Of the blocks that the last lookup found, how many nobody holds: a hit takes them out of the free blocks."""
+    blocks = 0
+    for part in range(parts):
+        if pool.segment_refs[pool.hit_segment[part]] == 0:
+            blocks += pool.hit_count[part]
+    return blocks
+
+
+@njit
+def touch(pool: Pool, chains: Chains, request: int, parts: int) -> None:
+    """Hold what the last lookup found. Mutates; splits segments that are hit in part."""
+    blocks = 0
+    for part in range(parts):
+        count = pool.hit_count[part]
+        _, block, _ = locate(chains, request, blocks)
+        segment = pool.hit_segment[part]
+        while block >= pool.segment_start[segment] + pool.segment_count[segment]:
+            segment = pool.sibling[segment]  # an earlier part of this hit has just split it
+        if pool.segment_start[segment] < block:
+            # The part begins inside the segment: an older copy covers what stands before.
+            segment = split(pool, segment, block - pool.segment_start[segment])
+        if pool.segment_count[segment] > count:
+            split(pool, segment, count)
+        if pool.segment_refs[segment] == 0:
+            leave_queue(pool, segment)
+            pool.totals[CACHED] -= count
+        pool.segment_refs[segment] += 1
+        push_hold(pool, request, segment, count)
+        blocks += count
+    pool.request_blocks[request] = blocks
+    pool.request_registered[request] = blocks
+
+
+@njit
+def split(pool: Pool, segment: int, count: int) -> int:
+    """Cut a segment after `count` blocks and return the rest, in the same state and place. Mutates."""
+    rest = new_segment(pool)
+    pool.segment_id[rest] = pool.segment_id[segment]
+    pool.segment_start[rest] = pool.segment_start[segment] + count
+    pool.segment_count[rest] = pool.segment_count[segment] - count
+    pool.segment_refs[rest] = pool.segment_refs[segment]
+    pool.segment_count[segment] = count
+    pool.sibling[rest] = pool.sibling[segment]
+    pool.sibling[segment] = rest
+    after = pool.id_next[segment]
+    pool.id_next[segment] = rest
+    pool.id_prev[rest] = segment
+    pool.id_next[rest] = after
+    if after == NONE:
+        pool.id_tail[pool.segment_id[segment]] = rest
+    else:
+        pool.id_prev[after] = rest
+    if pool.segment_refs[rest] == 0:  # the end of a prefix is evicted before its beginning
+        before = pool.queue_prev[segment]
+        pool.queue_prev[rest] = before
+        pool.queue_next[rest] = segment
+        pool.queue_prev[segment] = rest
+        if before == NONE:
+            pool.totals[QUEUE_HEAD] = rest
+        else:
+            pool.queue_next[before] = rest
+    return rest
+
+
+@njit
+def allocate(pool: Pool, request: int, blocks: int) -> None:
+    """Give a request `blocks` more blocks: blank ones first, then evicting. Mutates; the caller checked free_blocks."""
+    blank = min(blocks, pool.totals[BLANK])
+    pool.totals[BLANK] -= blank
+    pool.request_blocks[request] += blocks
+    missing = blocks - blank
+    pool.totals[CACHED] -= missing
+    pool.totals[EVICTED] += missing
+    while missing > 0:
+        segment = pool.totals[QUEUE_HEAD]
+        taken = min(missing, pool.segment_count[segment])
+        missing -= taken
+        pool.segment_count[segment] -= taken
+        if pool.segment_count[segment] == 0:
+            leave_queue(pool, segment)
+            forget(pool, segment)
+
+
+@njit
+def register(pool: Pool, chains: Chains, request: int, full: int) -> None:
+    """Make a request's first `full` blocks hittable (those that aren't yet). Mutates."""
+    while pool.request_registered[request] < full:
+        done = pool.request_registered[request]
+        key, block, length = locate(chains, request, done)
+        count = min(length - block, full - done)
+        pool.request_registered[request] = done + count
+        top = pool.request_holds[request]
+        if top != NONE:
+            segment = pool.hold_segment[top]
+            continues = (
+                pool.segment_id[segment] == key
+                and pool.segment_start[segment] + pool.segment_count[segment] == block
+                and pool.segment_refs[segment] == 1
+                and pool.hold_count[top] == pool.segment_count[segment]
+                and pool.id_tail[key] == segment  # no copy was registered since
+            )
+            if continues:
+                pool.segment_count[segment] += count
+                pool.hold_count[top] += count
+                continue
+        segment = new_segment(pool)
+        pool.segment_id[segment] = key
+        pool.segment_start[segment] = block
+        pool.segment_count[segment] = count
+        pool.segment_refs[segment] = 1
+        pool.sibling[segment] = NONE
+        tail = pool.id_tail[key]
+        pool.id_prev[segment] = tail
+        pool.id_next[segment] = NONE
+        pool.id_tail[key] = segment
+        if tail == NONE:
+            pool.id_head[key] = segment
+        else:
+            pool.id_next[tail] = segment
+        push_hold(pool, request, segment, count)
+
+
+@njit
+def release(pool: Pool, request: int) -> None:
+    """Let go of all of a request's blocks, last first. Mutates."""
+    pool.totals[BLANK] += pool.request_blocks[request] - pool.request_registered[request]
+    pool.request_blocks[request] = 0
+    pool.request_registered[request] = 0
+    hold = pool.request_holds[request]
+    pool.request_holds[request] = NONE
+    while hold != NONE:
+        parts = 0
+        covered = 0
+        segment = pool.hold_segment[hold]
+        while covered < pool.hold_count[hold]:
+            pool.stack[parts] = segment
+            parts += 1
+            covered += pool.segment_count[segment]
+            segment = pool.sibling[segment]
+        while parts > 0:
+            parts -= 1
+            segment = pool.stack[parts]
+            pool.segment_refs[segment] -= 1
+            if pool.segment_refs[segment] == 0:
+                join_queue(pool, segment)
+                pool.totals[CACHED] += pool.segment_count[segment]
+        following = pool.hold_next[hold]
+        pool.hold_next[hold] = pool.totals[HOLD_FREE]
+        pool.totals[HOLD_FREE] = hold
+        hold = following
+
+
+@njit
+def join_queue(pool: Pool, segment: int) -> None:
+    """Append to the free queue. Mutates."""
+    tail = pool.totals[QUEUE_TAIL]
+    pool.queue_prev[segment] = tail
+    pool.queue_next[segment] = NONE
+    pool.totals[QUEUE_TAIL] = segment
+    if tail == NONE:
+        pool.totals[QUEUE_HEAD] = segment
+    else:
+        pool.queue_next[tail] = segment
+
+
+@njit
+def leave_queue(pool: Pool, segment: int) -> None:
+    """Take out of the free queue. Mutates."""
+    before = pool.queue_prev[segment]
+    after = pool.queue_next[segment]
+    if before == NONE:
+        pool.totals[QUEUE_HEAD] = after
+    else:
+        pool.queue_next[before] = after
+    if after == NONE:
+        pool.totals[QUEUE_TAIL] = before
+    else:
+        pool.queue_prev[after] = before
+
+
+@njit
+def forget(pool: Pool, segment: int) -> None:
+    """Take an empty segment out of its id's list and make it reusable. Mutates."""
+    key = pool.segment_id[segment]
+    before = pool.id_prev[segment]
+    after = pool.id_next[segment]
+    if before == NONE:
+        pool.id_head[key] = after
+    else:
+        pool.id_next[before] = after
+    if after == NONE:
+        pool.id_tail[key] = before
+    else:
+        pool.id_prev[after] = before
+    pool.id_next[segment] = pool.totals[SEGMENT_FREE]
+    pool.totals[SEGMENT_FREE] = segment
+
+
+@njit
+def new_segment(pool: Pool) -> int:
+    """An unused segment. Mutates."""
+    segment = pool.totals[SEGMENT_FREE]
+    if segment != NONE:
+        pool.totals[SEGMENT_FREE] = pool.id_next[segment]
+        return segment
+    segment = pool.totals[SEGMENT_NEXT]
+    pool.totals[SEGMENT_NEXT] = segment + 1
+    return segment
+
+
+@njit
+def push_hold(pool: Pool, request: int, segment: int, count: int) -> None:
+    """Put a hold on top of a request's. Mutates."""
+    hold = pool.totals[HOLD_FREE]
+    if hold != NONE:
+        pool.totals[HOLD_FREE] = pool.hold_next[hold]
+    else:
+        hold = pool.totals[HOLD_NEXT]
+        pool.totals[HOLD_NEXT] = hold + 1
+    pool.hold_segment[hold] = segment
+    pool.hold_count[hold] = count
+    pool.hold_next[hold] = pool.request_holds[request]
+    pool.request_holds[request] = hold

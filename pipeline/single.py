@@ -1,0 +1,70 @@
+"""`preplay replay`: one scenario, one seed; outcomes and timeline as Parquet, and a summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline import folders
+from pipeline.scenario import ResolvedScenario, run_scenario
+from pipeline.study import check_study
+from schemas.errors import StudyError
+from schemas.study import checked_name
+
+
+def replay_one(
+    file: Path, scenario: str, seed: int | None, out: Path | None, *, force: bool
+) -> tuple[dict[str, Any], Path]:
+    """Replay one scenario of a study: (summary, folder with outcomes.parquet and timeline.parquet).
+
+    Raises StudyError for a scenario that the study lacks, and whatever `check_study` raises.
+    """
+    checked = check_study(file)
+    known = {resolved.name: resolved for resolved in checked.scenarios}
+    if scenario not in known:
+        raise StudyError(f"no scenario '{scenario}'", file=file, mend=f"it has: {', '.join(known)}")
+    folder = out if out is not None else Path(f"{checked.study.name}.{checked_name(scenario)}.replay")
+    folders.check_absent(folder, force=force)
+    chosen = checked.study.seeds[0] if seed is None else seed
+    resolved = known[scenario]
+    outcomes, timeline = run_scenario(resolved, checked.trace, chosen)
+    partial = folders.partial_of(folder)
+    with folders.claimed(partial, keep=False):
+        folders.write_parquet(outcomes, partial / "outcomes.parquet")
+        folders.write_parquet(timeline, partial / "timeline.parquet")
+        folders.publish(partial, folder)
+    return summary(resolved, chosen, outcomes), folder
+
+
+def summary(resolved: ResolvedScenario, seed: int, outcomes: pa.Table) -> dict[str, Any]:
+    """Headline of one replay. Percentiles are exact, over completed requests; null = nothing to take them of."""
+    done = outcomes.filter(pc.equal(outcomes["status"], "completed"))
+    capacity = resolved.hardware.capacity
+
+    def total(column: str) -> int:
+        return pc.sum(done[column]).as_py() or 0
+
+    def percentile(column: str, p: float) -> float | None:
+        values = done[column].drop_null()
+        return None if len(values) == 0 else pc.quantile(values, q=p / 100, interpolation="linear")[0].as_py()
+
+    steps, accepted = total("spec_steps"), total("accepted_tokens")
+    hits_known = done["hit_tokens"].null_count == 0
+    return {
+        "scenario": resolved.name,
+        "seed": seed,
+        "requests": outcomes.num_rows,
+        "completed": done.num_rows,
+        "refused": outcomes.num_rows - done.num_rows,
+        "gpus": resolved.scenario.fleet.gpus,
+        "kv_pool_tokens_per_replica": capacity.pool_tokens,
+        "reuse_ratio_tokens": total("hit_tokens") / total("input_tokens") if done.num_rows and hits_known else None,
+        **{f"ttft_p{p}_ms": percentile("ttft_ms", p) for p in (50, 95, 99)},
+        **{f"tpot_p{p}_ms": percentile("tpot_ms", p) for p in (50, 95)},
+        **{f"e2e_p{p}_ms": percentile("e2e_ms", p) for p in (50, 95)},
+        "preemptions": total("preemptions"),
+        "acceptance_length": 1 + accepted / steps if steps else None,
+    }

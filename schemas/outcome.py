@@ -1,0 +1,92 @@
+"""What a replay writes: one outcome per request, one timeline row per replica and interval.
+
+Units are in the names. Times are simulated time; `arrival_s` counts from the trace's first arrival, after the scenario's
+workload transform. Definitions of TTFT, TPOT and E2E follow vLLM's and AIPerf's benchmarks (see `docs/metrics.md`).
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+OUTCOME_STATUSES = ("completed", "refused")
+
+OUTCOME_SCHEMA = pa.schema(
+    [
+        pa.field("request", pa.int32(), nullable=False),  # row of the trace: the key for pairing scenarios
+        pa.field("request_id", pa.string(), nullable=False),
+        pa.field("model", pa.string()),
+        pa.field("tenant", pa.string()),
+        pa.field("session_id", pa.string()),
+        pa.field("status", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+        pa.field("replica", pa.int32(), nullable=False),
+        pa.field("arrival_s", pa.float64(), nullable=False),
+        pa.field("input_tokens", pa.int32(), nullable=False),
+        pa.field("output_tokens", pa.int32(), nullable=False),  # emitted; 0 when refused
+        pa.field("hit_tokens", pa.int32()),  # at first admission; null = identity unknown
+        pa.field("recomputed_tokens", pa.int32(), nullable=False),  # computed again after a preemption
+        pa.field("preemptions", pa.int32(), nullable=False),
+        # latency, reconciling exactly: ttft = queue + prefill + first_output; e2e = ttft + decode;
+        # decode = decode_draft + decode_target + decode_rest. Null when refused.
+        pa.field("queue_ms", pa.float64()),
+        pa.field("prefill_ms", pa.float64()),
+        pa.field("first_output_ms", pa.float64()),
+        pa.field("ttft_ms", pa.float64()),
+        pa.field("decode_ms", pa.float64()),
+        pa.field("decode_draft_ms", pa.float64()),
+        pa.field("decode_target_ms", pa.float64()),
+        pa.field("decode_rest_ms", pa.float64()),
+        pa.field("tpot_ms", pa.float64()),  # null for a single output token
+        pa.field("e2e_ms", pa.float64()),
+        pa.field("emitting_steps", pa.int32(), nullable=False),  # steps in which it emitted tokens
+        pa.field("spec_steps", pa.int32(), nullable=False),  # of these, steps in which drafts were verified
+        pa.field("draft_tokens", pa.int32(), nullable=False),
+        pa.field("accepted_tokens", pa.int32(), nullable=False),  # accepted drafts, before trimming at the output's end
+        pa.field("trimmed_tokens", pa.int32(), nullable=False),  # output_tokens = emitting_steps + accepted - trimmed
+        pa.field("observed_ttft_ms", pa.float64()),
+        pa.field("observed_tpot_ms", pa.float64()),
+        pa.field("observed_e2e_ms", pa.float64()),
+        pa.field("observed_cached_tokens", pa.int32()),
+    ]
+)
+
+COMPONENTS = (
+    "gemm",
+    "attention_prefill",
+    "attention_decode",
+    "communication",
+    "sampling",
+    "draft",
+    "overhead",
+)
+"""The parts of a step's time, in the order of every array that holds them. They add up to the step."""
+
+TIMELINE_COUNTERS = (
+    "arrivals",
+    "finished",
+    "steps",
+    "prefill_tokens",  # prompt tokens computed (recomputation after preemption included)
+    "decode_tokens",  # query tokens of decoding rows, drafts included
+    "emitted_tokens",
+    "hit_tokens",
+    "evicted_blocks",
+    "preemptions",
+)
+TIMELINE_INTEGRALS = (
+    "waiting_mean",  # requests in the queue, time-weighted over the interval
+    "running_mean",
+    "kv_used_blocks_mean",  # blocks held by running requests
+    "kv_cached_blocks_mean",  # blocks held by nobody whose content can still be hit
+)
+
+TIMELINE_SCHEMA = pa.schema(
+    [
+        pa.field("replica", pa.int32(), nullable=False),
+        pa.field("interval", pa.int32(), nullable=False),
+        pa.field("start_s", pa.float64(), nullable=False),
+        pa.field("interval_s", pa.float64(), nullable=False),
+        *[pa.field(name, pa.int64(), nullable=False) for name in TIMELINE_COUNTERS],
+        *[pa.field(name, pa.float64(), nullable=False) for name in TIMELINE_INTEGRALS],
+        *[pa.field(f"{name}_s", pa.float64(), nullable=False) for name in COMPONENTS],
+    ]
+)
+"""A step is booked in the interval in which it starts; idle time is cut at the interval's borders."""

@@ -1,0 +1,266 @@
+"""The study file: a baseline scenario, the what-ifs compared with it, SLOs and seeds. One TOML document.
+
+A what-if names only what it changes; everything else is the baseline's. Every field is described in `docs/study-file.md`,
+which a test keeps in step with this module. Units are in the names.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from schemas.errors import StudyError
+from schemas.hardware import KvDtype, WeightDtype
+from schemas.validation import read_toml, validated
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Fleet(_Section):
+    """Which GPUs, how many, and how requests find them."""
+
+    gpu: str = Field(description="name in the GPU catalogue")
+    replicas: PositiveInt = Field(description="independent engines")
+    tensor_parallel: PositiveInt = Field(default=1, description="GPUs per replica, one tensor-parallel group")
+    router: Literal["round_robin"] = Field(default="round_robin", description="which replica gets the next request")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole fleet."""
+        return self.replicas * self.tensor_parallel
+
+
+class Served(_Section):
+    """The model that is served, and at which precision."""
+
+    name: str = Field(description="name in the model catalogue")
+    weight_dtype: WeightDtype = Field(default="bf16", description="precision of the weights")
+    kv_dtype: KvDtype = Field(default="bf16", description="precision of the KV cache")
+
+
+class Engine(_Section):
+    """The engine's scheduler and memory settings, by vLLM's names where it has them."""
+
+    block_tokens: PositiveInt = Field(
+        default=16, description="tokens per KV block; must divide the trace's block size when prefix caching is on"
+    )
+    max_batched_tokens: PositiveInt = Field(
+        default=8192, description="token budget of one step (max_num_batched_tokens)"
+    )
+    max_sequences: PositiveInt = Field(default=256, description="requests running at once (max_num_seqs)")
+    max_model_len: PositiveInt | None = Field(
+        default=None, description="longest sequence in tokens; null = the model's, or what the KV pool can hold if less"
+    )
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=0.9, description="share of each GPU's memory that the engine may use"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.max_batched_tokens < self.max_sequences:
+            raise ValueError(
+                f"max_batched_tokens {self.max_batched_tokens} is less than max_sequences {self.max_sequences}"
+            )
+        return self
+
+
+class PrefixCache(_Section):
+    """Reuse of resident KV blocks between requests with equal prefixes."""
+
+    enabled: bool = Field(default=False, description="reuse prefix blocks")
+
+
+class NoSpeculation(_Section):
+    """Plain decoding: one token per request and step."""
+
+    method: Literal["none"] = "none"
+
+
+class _Chain(_Section):
+    """What every chain drafter has: a fixed number of drafts, and how likely each is accepted."""
+
+    k: PositiveInt = Field(description="draft tokens per request and step")
+    conditional_acceptance: tuple[Probability, ...] = Field(
+        description="for draft i = 1..k: probability that it is accepted, given that all before it were"
+    )
+    acceptance_source: str = Field(min_length=1, description="where these rates come from; printed in the report")
+
+    @model_validator(mode="after")
+    def _one_rate_per_draft(self) -> Self:
+        if len(self.conditional_acceptance) != self.k:
+            raise ValueError(
+                f"conditional_acceptance has {len(self.conditional_acceptance)} rates for k = {self.k} drafts; "
+                "rates beyond those measured are not extrapolated"
+            )
+        return self
+
+    @property
+    def expected_acceptance_length(self) -> float:
+        """Tokens per verification step, the target's own included, far from the output's end."""
+        length = survival = 1.0
+        for rate in self.conditional_acceptance:
+            survival *= rate
+            length += survival
+        return length
+
+
+class Eagle(_Chain):
+    """EAGLE / EAGLE-3 / MTP: a head of a few layers of the target's width, with the target's LM head, run k times."""
+
+    method: Literal["eagle"]
+    layers: PositiveInt = Field(default=1, description="transformer layers of the head")
+
+
+class DraftModel(_Chain):
+    """A smaller model of the same vocabulary, with its own weights and KV cache, run k times."""
+
+    method: Literal["draft_model"]
+    model: str = Field(description="name in the model catalogue")
+
+
+Speculation = Annotated[NoSpeculation | Eagle | DraftModel, Field(discriminator="method")]
+
+
+class Workload(_Section):
+    """What is done to the trace's arrivals before they are replayed."""
+
+    rate: PositiveFloat = Field(
+        default=1.0, description="arrival rate multiplier: 2 = the same requests in half the time"
+    )
+    spread_ticks: bool = Field(
+        default=False,
+        description="spread arrivals that share a timestamp over the log's tick (seeded), as a coarse clock hides them",
+    )
+
+
+class Scenario(_Section):
+    """One complete configuration."""
+
+    fleet: Fleet
+    model: Served
+    engine: Engine = Engine()
+    prefix_cache: PrefixCache = PrefixCache()
+    speculation: Speculation = NoSpeculation()
+    workload: Workload = Workload()
+
+
+class Slo(_Section):
+    """Service levels. A scenario meets them when the given percentile of each named latency is within its limit."""
+
+    percentile: Annotated[float, Field(gt=0.0, lt=100.0)] = Field(
+        default=95.0, description="percentile that is held to the limits"
+    )
+    ttft_ms: PositiveFloat | None = Field(default=None, description="time to first token, ms")
+    tpot_ms: PositiveFloat | None = Field(default=None, description="time per output token after the first, ms")
+    e2e_ms: PositiveFloat | None = Field(default=None, description="whole request, ms")
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.ttft_ms is None and self.tpot_ms is None and self.e2e_ms is None:
+            raise ValueError("an SLO needs at least one of ttft_ms, tpot_ms, e2e_ms")
+        return self
+
+
+class Study(_Section):
+    """The whole file, what-ifs resolved."""
+
+    name: str = Field(description="name of the study; the default name of its run folder")
+    title: str = Field(default="", description="the report's headline; the name where empty")
+    trace: str = Field(description="trace folder, relative to the study file")
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = Field(
+        default=(1,), min_length=1, description="one replay per seed"
+    )
+    timeline_interval_s: PositiveFloat = Field(default=10.0, description="width of a timeline interval, seconds")
+    notes: str = Field(default="", description="printed in the report's assumptions")
+    slo: Slo
+    baseline: Scenario
+    whatif: dict[str, Scenario] = Field(default={}, description="what-ifs by name; each holds only what it changes")
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        return checked_name(name)
+
+    @field_validator("whatif")
+    @classmethod
+    def _plain_names(cls, whatif: dict[str, Scenario]) -> dict[str, Scenario]:
+        for name in whatif:
+            if checked_name(name) == BASELINE:
+                raise ValueError(f"a what-if can't be called '{BASELINE}'")
+        return whatif
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) != len(seeds):
+            raise ValueError("a seed stands there twice")
+        return seeds
+
+    @property
+    def scenarios(self) -> dict[str, Scenario]:
+        """Every scenario by name, the baseline first."""
+        return {BASELINE: self.baseline, **self.whatif}
+
+
+BASELINE = "baseline"
+
+
+def checked_name(name: str) -> str:
+    """`name` if it can be a folder's name on every system. Raises ValueError."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"'{name}' is no name: small letters, digits, '_', '-' and '.', 64 at most, a letter or digit first"
+        )
+    return name
+
+
+def load_study(file: Path) -> Study:
+    """Read, resolve and validate a study file. Raises StudyError with the key path of the first fault."""
+    return resolve_study(read_toml(file, StudyError), file)
+
+
+def resolve_study(document: dict[str, Any], file: Path | None = None) -> Study:
+    """A parsed study document with every what-if merged over the baseline. Raises StudyError."""
+    baseline = document.get("baseline")
+    whatif = document.get("whatif")
+    if isinstance(baseline, dict) and isinstance(whatif, dict):
+        merged = {
+            name: merged_over(baseline, changes) if isinstance(changes, dict) else changes
+            for name, changes in whatif.items()
+        }
+        document = {**document, "whatif": merged}
+    return validated(Study, document, error=StudyError, file=file)
+
+
+def merged_over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` laid over it, table by table.
+
+    A `speculation` table that names another method replaces the base's whole: the variants share no defaults.
+    """
+    result = dict(base)
+    for key, value in changes.items():
+        old = base.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            replaces = key == "speculation" and value.get("method", old.get("method")) != old.get("method")
+            result[key] = value if replaces else merged_over(old, value)
+        else:
+            result[key] = value
+    return result
