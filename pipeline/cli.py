@@ -149,16 +149,26 @@ def report(
     print(target)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # SQL may begin with a comment: --
 def query(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
-    sql: Annotated[str, typer.Argument(help="One SELECT; `SHOW TABLES` style: SELECT * FROM duckdb_views().")],
+    sql: Annotated[
+        str | None, typer.Argument(help="One SELECT over outcomes, timeline, scenarios, reuse_curve, ...; - reads stdin.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-i", help="Read the SELECT from this file.")] = None,
     output: OutputFormat = Format.table,
 ) -> None:
-    """Ask a run's database in SQL, read only. Views: outcomes, timeline, scenarios, reuse_curve, ..."""
+    """Ask a run's database in SQL, read only. `SELECT view_name FROM duckdb_views()` lists what there is."""
     from pipeline.warehouse import query as run_query
 
-    names, rows = run_query(run_folder, sql)
+    if (sql is None) == (file is None):
+        raise PreplayError("give the SQL either as an argument or with --file", mend="e.g. 'SELECT * FROM scenarios'")
+    if file is not None:
+        try:
+            sql = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise PreplayError("can't be read as text", file=file) from None
+    names, rows = run_query(run_folder, sys.stdin.read() if sql == "-" else str(sql))
     print_records([dict(zip(names, row, strict=True)) for row in rows], output, columns=names)
 
 

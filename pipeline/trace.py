@@ -64,7 +64,7 @@ def read_trace(path: Path) -> Trace:
         input_tokens=_column(table, "input_tokens"),
         output_tokens=_column(table, "output_tokens"),
         block_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        block_ids=blocks.flatten().to_numpy(),
+        block_ids=np.array(blocks.flatten().to_numpy()),
         has_identity=pc.is_valid(blocks).to_numpy(zero_copy_only=False),
         table=table.drop_columns(["prefix_blocks"]),
     )
@@ -73,7 +73,8 @@ def read_trace(path: Path) -> Trace:
 
 
 def _column(table: pa.Table, name: str) -> NDArray[np.int64]:
-    return table[name].to_numpy()  # type: ignore[no-any-return]
+    # A copy, because Arrow's arrays are read-only and kernels would be compiled once more for those.
+    return np.array(table[name].to_numpy())
 
 
 def _check(trace: Trace, file: Path) -> None:

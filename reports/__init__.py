@@ -1,0 +1,1 @@
+"""The report: named queries (sql/), charts, sections, page. Reads the warehouse only."""

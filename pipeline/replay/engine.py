@@ -22,7 +22,7 @@ from schemas.errors import StudyError
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What is replayed: n requests, by arrival. Lengths in tokens."""
+    """What is replayed: n requests, by arrival. Lengths in tokens. Writable arrays, so that one compiled loop serves all."""
 
     arrival_s: NDArray[np.float64]
     input_tokens: NDArray[np.int32]
