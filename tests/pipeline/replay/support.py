@@ -1,0 +1,145 @@
+"""Running the compiled engine on the reference engine's inputs, and comparing the two."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.cost.lowered import LoweredCost, step_components
+from pipeline.replay.engine import Arrivals, EngineConfig, ReplayResult, replay
+from pipeline.replay.pool import BLANK, CACHED, CAPACITY, NONE, QUEUE_HEAD, Pool
+from schemas.outcome import COMPONENTS, TIMELINE_COUNTERS, TIMELINE_INTEGRALS
+from tests.reference import engine as reference
+
+MAX_TOKENS, MAX_ROWS, MAX_DRAFTS = 64, 8, 8
+
+
+def some_cost() -> LoweredCost:
+    """A cost of small numbers, every term different, so that no two terms can be mistaken for each other."""
+    tokens = np.arange(MAX_TOKENS + 1)
+    rows = np.arange(MAX_ROWS + 1)
+    sampled = np.arange(MAX_ROWS * (1 + MAX_DRAFTS) + 1)
+    return LoweredCost(
+        gemm=0.02 + 0.003 * tokens + 0.0001 * tokens**2,
+        communication=0.001 + 0.0007 * tokens,
+        sampling=0.002 + 0.0005 * sampled,
+        draft_first=0.004 + 0.0003 * tokens,
+        draft_row=0.0011 * rows,
+        draft_later=0.003 + 0.0013 * rows,
+        attention_per_pair=1.7e-5,
+        attention_per_context=2.3e-5,
+        draft_per_pair=1.1e-6,
+        draft_per_context=1.9e-6,
+        overhead_step=0.005,
+        overhead_row=0.0009,
+    )
+
+
+def arrivals_of(specs: list[reference.RequestSpec], trace_block_tokens: int) -> Arrivals:
+    ids = [spec.block_ids or [] for spec in specs]
+    return Arrivals(
+        arrival_s=np.array([spec.arrival_s for spec in specs], np.float64),
+        input_tokens=np.array([spec.input_tokens for spec in specs], np.int32),
+        output_tokens=np.array([spec.output_tokens for spec in specs], np.int32),
+        block_offsets=np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64),
+        block_ids=np.array([block for each in ids for block in each], np.uint32),
+        trace_block_tokens=trace_block_tokens,
+    )
+
+
+def engine_config_of(config: reference.ReferenceConfig) -> EngineConfig:
+    return EngineConfig(
+        replicas=config.replicas,
+        block_tokens=config.block_tokens,
+        pool_blocks=config.pool_blocks,
+        max_batched_tokens=config.max_batched_tokens,
+        max_sequences=config.max_sequences,
+        max_model_len=config.max_model_len,
+        prefix_caching=config.prefix_caching,
+        drop_last_hit_block=config.drop_last_hit_block,
+        acceptance=config.conditional_acceptance,
+        seed=config.seed,
+        interval_s=config.interval_s,
+    )
+
+
+def run_both(
+    specs: list[reference.RequestSpec], config: reference.ReferenceConfig
+) -> tuple[ReplayResult, reference.ReferenceResult]:
+    cost = some_cost()
+    fast = replay(arrivals_of(specs, config.trace_block_tokens), engine_config_of(config), cost, keep_pools=True)
+    slow = reference.replay(specs, config, lambda *features: step_components(cost, *features))
+    return fast, slow
+
+
+_INTEGERS = (
+    "hit_tokens",
+    "recomputed_tokens",
+    "preemptions",
+    "emitting_steps",
+    "spec_steps",
+    "draft_tokens",
+    "accepted_tokens",
+    "trimmed_tokens",
+)
+_TIMES = ("scheduled_s", "first_token_s", "finish_s", "first_output_s")
+
+
+def assert_equal(fast: ReplayResult, slow: reference.ReferenceResult) -> None:
+    """Integers exactly, times to 1e-9."""
+    for row, request in enumerate(slow.requests):
+        where = f"request {row}"
+        assert bool(fast.refused[row]) == (request.status == "refused"), where
+        assert fast.replica[row] == request.replica, where
+        if request.status == "refused":
+            assert fast.requests.emitted[row] == 0, where
+            continue
+        assert fast.requests.emitted[row] == request.emitted, where
+        for name in _INTEGERS:
+            assert getattr(fast.requests, name)[row] == getattr(request, name), f"{where}: {name}"
+        for name in _TIMES:
+            assert abs(getattr(fast.requests, name)[row] - getattr(request, name)) <= 1e-9, f"{where}: {name}"
+        for name in ("decode_target_s", "decode_draft_s"):
+            assert abs(getattr(fast.requests, name)[row] - getattr(request, name)) <= 1e-9, f"{where}: {name}"
+    for index, replica in enumerate(slow.replicas):
+        assert fast.steps[index] == replica.steps
+        timeline = fast.timelines[index]
+        for interval in range(timeline.counters.shape[0]):
+            expected = replica.timeline.get(interval, {})
+            for column, name in enumerate(TIMELINE_COUNTERS):
+                assert timeline.counters[interval, column] == expected.get(name, 0), (interval, name)
+            for column, name in enumerate(TIMELINE_INTEGRALS):
+                assert abs(timeline.integrals[interval, column] - expected.get(name, 0)) <= 1e-7, (interval, name)
+            for column, name in enumerate(COMPONENTS):
+                assert abs(timeline.components[interval, column] - expected.get(f"{name}_s", 0)) <= 1e-9, (interval, name)
+        assert max(replica.timeline, default=0) < timeline.counters.shape[0]
+
+
+def check_pool(pool: Pool) -> None:
+    """The compiled pool holds together: every segment is listed once, counts add up, the queue holds what nobody holds."""
+    totals = pool.totals
+    live = []
+    for key in range(pool.id_head.shape[0]):
+        segment, before = pool.id_head[key], NONE
+        while segment != NONE:
+            assert pool.id_prev[segment] == before
+            assert pool.segment_id[segment] == key
+            assert pool.segment_count[segment] > 0
+            assert pool.segment_refs[segment] >= 0
+            live.append(int(segment))
+            before, segment = segment, pool.id_next[segment]
+        assert pool.id_tail[key] == before
+    assert len(set(live)) == len(live)
+    queued = []
+    segment, before = totals[QUEUE_HEAD], NONE
+    while segment != NONE:
+        assert pool.queue_prev[segment] == before
+        assert pool.segment_refs[segment] == 0
+        queued.append(int(segment))
+        before, segment = segment, pool.queue_next[segment]
+    assert sorted(queued) == sorted(each for each in live if pool.segment_refs[each] == 0)
+    cached = sum(int(pool.segment_count[each]) for each in queued)
+    assert cached == totals[CACHED]
+    held = totals[CAPACITY] - totals[CACHED] - totals[BLANK]
+    assert held >= 0
+    unregistered = int((pool.request_blocks - pool.request_registered).sum())
+    assert held == sum(int(pool.segment_count[each]) for each in live if pool.segment_refs[each] > 0) + unregistered

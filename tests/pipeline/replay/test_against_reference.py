@@ -1,0 +1,81 @@
+"""The compiled engine equals the slow one on random small traces, all features drawn together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.pipeline.replay.support import arrivals_of, assert_equal, check_pool, engine_config_of, run_both, some_cost
+from tests.reference.strategies import busy_case, busy_cases, cases
+
+MANY = settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+
+
+@MANY
+@given(cases())
+def test_compiled_engine_equals_the_reference(case):
+    specs, config = case
+    fast, slow = run_both(specs, config)
+    assert_equal(fast, slow)
+    for pool in fast.pools:
+        check_pool(pool)
+
+
+@pytest.mark.parametrize("hundred", range(20))
+def test_compiled_engine_equals_the_reference_when_busy(hundred):
+    """Two thousand crowded cases. What they are for must occur in them: a case without it proves nothing."""
+    seen = Counter()
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        specs, config = busy_case(seed)
+        fast, slow = run_both(specs, config)
+        try:
+            assert_equal(fast, slow)
+            for pool in fast.pools:
+                check_pool(pool)
+        except AssertionError as difference:
+            raise AssertionError(f"busy_case({seed}): {difference}") from difference
+        for name in ("preemptions", "hit_tokens", "recomputed_tokens", "trimmed_tokens", "accepted_tokens"):
+            seen[name] += any(getattr(request, name) for request in slow.requests)
+        seen["evictions"] += any(replica.pool.evicted for replica in slow.replicas)
+        seen["refused"] += bool(fast.refused.any())
+        seen["part of a trace block hit"] += any(
+            request.hit_tokens % config.trace_block_tokens for request in slow.requests
+        )
+    for name in ("preemptions", "hit_tokens", "recomputed_tokens", "trimmed_tokens", "accepted_tokens", "evictions"):
+        assert seen[name] >= 10, seen
+    assert seen["part of a trace block hit"] >= 5, seen
+
+
+@settings(max_examples=200, deadline=None)
+@given(busy_cases())
+def test_features_that_are_off_change_nothing(case):
+    """A drafter whose drafts are never accepted, and caching without ids, emit as the plain engine does."""
+    from pipeline.replay.engine import replay
+
+    specs, config = case
+    plain = dataclasses.replace(config, prefix_caching=False, conditional_acceptance=(), drop_last_hit_block=False)
+    nameless = [dataclasses.replace(spec, block_ids=None) for spec in specs]
+    cost = some_cost()
+    base = replay(arrivals_of(specs, config.trace_block_tokens), engine_config_of(plain), cost)
+    again = replay(arrivals_of(nameless, config.trace_block_tokens), engine_config_of(plain), cost)
+    for name in base.requests._fields:
+        assert np.array_equal(getattr(base.requests, name), getattr(again.requests, name), equal_nan=True), name
+    assert base.requests.draft_tokens.sum() == 0
+    assert base.requests.hit_tokens.sum() == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(busy_cases())
+def test_same_seed_same_bytes(case):
+    from pipeline.replay.engine import replay
+
+    specs, config = case
+    runs = [
+        replay(arrivals_of(specs, config.trace_block_tokens), engine_config_of(config), some_cost()) for _ in range(2)
+    ]
+    for name in runs[0].requests._fields:
+        assert getattr(runs[0].requests, name).tobytes() == getattr(runs[1].requests, name).tobytes()

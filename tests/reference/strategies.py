@@ -1,0 +1,108 @@
+"""Random small traces and engines, features drawn together, tight enough that eviction and preemption are common."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import strategies as st
+
+from tests.reference.engine import ReferenceConfig, RequestSpec
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[RequestSpec], ReferenceConfig]:
+    """A trace and a configuration that can serve at least some of it."""
+    block = draw(st.integers(1, 4))
+    trace_block = block * draw(st.sampled_from([1, 1, 2, 4, 8]))
+    pool_blocks = draw(st.integers(2, 40))
+    drafts = draw(st.integers(0, 4)) if draw(st.booleans()) else 0
+    acceptance = tuple(draw(st.lists(st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0]), min_size=drafts, max_size=drafts)))
+    config = ReferenceConfig(
+        replicas=draw(st.integers(1, 3)),
+        block_tokens=block,
+        trace_block_tokens=trace_block,
+        pool_blocks=pool_blocks,
+        max_batched_tokens=draw(st.integers(1, 40)),
+        max_sequences=draw(st.integers(1, 6)),
+        max_model_len=draw(st.integers(2, pool_blocks * block)),
+        prefix_caching=draw(st.sampled_from([True, True, False])),
+        drop_last_hit_block=draw(st.booleans()),
+        conditional_acceptance=acceptance,
+        seed=draw(st.integers(0, 2**63 - 1)),
+        interval_s=draw(st.sampled_from([0.7, 3.0, 50.0])),
+    )
+    return draw(traces(trace_block)), config
+
+
+@st.composite
+def traces(draw: st.DrawFn, trace_block: int) -> list[RequestSpec]:
+    """Requests whose ids are the nodes of a random tree of prefixes, so that equal ids mean equal prefixes."""
+    nodes: dict[tuple[int, int, int], int] = {}  # (parent, branch, tokens) -> id; a partial block is a node of its own
+    arrival = 0.0
+    requests = []
+    for _ in range(draw(st.integers(0, 12))):
+        arrival += draw(st.sampled_from([0.0, 0.0, 0.0, 0.5, 3.0, 40.0]))
+        blocks = draw(st.integers(0, 6))
+        rest = draw(st.integers(0, trace_block - 1))
+        if blocks == 0 and rest == 0:
+            rest = 1
+            if trace_block == 1:
+                blocks, rest = 1, 0
+        parent = -1
+        ids = []
+        for size in [trace_block] * blocks + [rest] * (rest > 0 and draw(st.booleans())):
+            branch = draw(st.sampled_from([0, 0, 0, 1, 2]))
+            parent = nodes.setdefault((parent, branch, size), len(nodes))
+            ids.append(parent)
+        known = draw(st.sampled_from([True] * 6 + [False]))
+        output = draw(st.integers(1, 14))
+        requests.append(RequestSpec(arrival, blocks * trace_block + rest, output, ids if known else None))
+    return requests
+
+
+def busy_case(seed: int) -> tuple[list[RequestSpec], ReferenceConfig]:
+    """A case from a seed, of a kind in which the interesting things are common: long queues, small pools, shared prefixes.
+
+    They shrink badly, but are rare when hypothesis draws every choice alone.
+    """
+    random = Random(seed)
+    block = random.choice([1, 2, 3, 4])
+    trace_block = block * random.choice([1, 1, 2, 4, 8])
+    pool_blocks = random.randint(8, 40)
+    drafts = random.choice([0, 0, 1, 2, 4])
+    config = ReferenceConfig(
+        replicas=random.choice([1, 1, 1, 2]),
+        block_tokens=block,
+        trace_block_tokens=trace_block,
+        pool_blocks=pool_blocks,
+        max_batched_tokens=random.choice([3, 8, 20, 60]),
+        max_sequences=random.randint(2, 8),
+        max_model_len=pool_blocks * block - random.choice([0, 0, 1, block]),
+        prefix_caching=random.random() < 0.85,
+        drop_last_hit_block=random.random() < 0.3,
+        conditional_acceptance=tuple(random.choice([0.2, 0.6, 0.9]) for _ in range(drafts)),
+        seed=random.randrange(2**63),
+        interval_s=random.choice([0.7, 3.0, 50.0]),
+    )
+    nodes: dict[tuple[int, int, int], int] = {}
+    arrival = 0.0
+    specs = []
+    for _ in range(random.randint(3, 16)):
+        arrival += random.choice([0.0, 0.0, 0.1, 0.4, 4.0])
+        most = max(1, (pool_blocks * block) // trace_block)
+        blocks = random.randint(0, min(most, 6))
+        rest = random.randint(0 if blocks else 1, max(trace_block - 1, 0 if blocks else 1))
+        if trace_block == 1:
+            blocks, rest = max(blocks, 1), 0
+        parent, ids = -1, []
+        for size in [trace_block] * blocks + [rest] * (rest > 0 and random.random() < 0.6):
+            parent = nodes.setdefault((parent, random.choice([0, 0, 0, 0, 1]), size), len(nodes))
+            ids.append(parent)
+        output = random.choice([1, 2, 5, 12, 25])
+        specs.append(RequestSpec(arrival, blocks * trace_block + rest, output, ids if random.random() < 0.95 else None))
+    return specs, config
+
+
+def busy_cases() -> st.SearchStrategy[tuple[list[RequestSpec], ReferenceConfig]]:
+    """The same as a strategy."""
+    return st.integers(0, 2**32 - 1).map(busy_case)
