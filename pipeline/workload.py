@@ -28,13 +28,13 @@ class TransformedArrivals:
 
 def transform(arrival_us: NDArray[np.int64], workload: Workload, seed: int) -> TransformedArrivals:
     """Apply `workload` to sorted arrivals, microseconds. The same seed gives the same arrivals in every scenario."""
-    seconds = arrival_us.astype(np.float64) * 1e-6
+    seconds = arrival_us / 1e6
     tick_s = None
     if workload.spread_ticks:
         tick_us = log_tick_us(arrival_us)
         if tick_us is not None:
             offsets = _offsets(arrival_us, tick_us, np.uint64(seed))
-            seconds = seconds + offsets * 1e-6
+            seconds = seconds + offsets / 1e6
             tick_s = tick_us * 1e-6
     return TransformedArrivals(seconds / workload.rate, tick_s)
 
