@@ -260,3 +260,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our stdout has gone: nothing to tell it
         sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
