@@ -35,7 +35,9 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the output folder 
 @app.command()
 def ingest(
     logs: Annotated[list[Path], typer.Argument(help="Exported logs, read in this order; .gz is unpacked.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Trace folder to make. [default: the first log's name]")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Trace folder to make. [default: the first log's name]")
+    ] = None,
     log_format: Annotated[
         str | None, typer.Option("--log-format", help="Name of the log's format. [default: detected]")
     ] = None,
@@ -56,7 +58,10 @@ def ingest(
     console.say(f"detected: {report.evidence}")
     for reason in report.rejected_by_reason:
         console.say(f"rejected {reason.rows}: {reason.reason} (first at {reason.first_file}:{reason.first_line})")
-    record = {"trace": str(target), **report.model_dump(mode="json", exclude={"sources", "rejected_by_reason", "evidence"})}
+    record = {
+        "trace": str(target),
+        **report.model_dump(mode="json", exclude={"sources", "rejected_by_reason", "evidence"}),
+    }
     if record["prefix_identity"] == "unknown":
         record["distinct_blocks"] = "not known from this log"
         console.say("this log does not tell which prompts share a prefix: every reuse figure of it is unknown")
@@ -69,7 +74,9 @@ def reuse(
     capacity: Annotated[
         list[int] | None, typer.Option("--capacity", "-c", help="Cache size in trace blocks; repeat for several.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Also print cache sizes in GiB of this model's KV (bf16).")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Also print cache sizes in GiB of this model's KV (bf16).")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the whole profile as Parquet.")] = None,
     force: Force = False,
     output: OutputFormat = Format.table,
@@ -102,7 +109,10 @@ def replay(
     study: Annotated[Path, typer.Argument(help="Study file (TOML).")],
     scenario: Annotated[str, typer.Option("--scenario", "-s", help="Which scenario of the study.")] = "baseline",
     seed: Annotated[int | None, typer.Option("--seed", help="Seed. [default: the study's first]")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for outcomes and timeline. [default: NAME.SCENARIO.replay]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for outcomes and timeline. [default: NAME.SCENARIO.replay]"),
+    ] = None,
     force: Force = False,
     output: OutputFormat = Format.table,
     quiet: Quiet = False,
@@ -153,7 +163,8 @@ def report(
 def query(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     sql: Annotated[
-        str | None, typer.Argument(help="One SELECT over outcomes, timeline, scenarios, reuse_curve, ...; - reads stdin.")
+        str | None,
+        typer.Argument(help="One SELECT over outcomes, timeline, scenarios, reuse_curve, ...; - reads stdin."),
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-i", help="Read the SELECT from this file.")] = None,
     output: OutputFormat = Format.table,
@@ -186,7 +197,9 @@ def catalog(
     records = [entry.model_dump(mode="json", exclude={"source"}) for entry in known[kind]().values()]
     for record in records:
         if kind == "models":
-            record["moe"] = "" if record["moe"] is None else f"{record['moe']['experts_per_token']} of {record['moe']['experts']}"
+            record["moe"] = (
+                "" if record["moe"] is None else f"{record['moe']['experts_per_token']} of {record['moe']['experts']}"
+            )
             record["mla"] = "" if record["mla"] is None else "MLA"
     print_records(records, output)
 
@@ -204,7 +217,9 @@ def demo(
     study = prepare_demo(out, force=force, say=console.say)
     run_folder = out / "run"
     _run_study(study, run_folder, console, force=True, resume=False, with_report=True)
-    console.say(f"open {run_folder / 'report.html'} in a browser, or ask: preplay query {run_folder} \"SELECT * FROM scenarios\"")
+    console.say(
+        f'open {run_folder / "report.html"} in a browser, or ask: preplay query {run_folder} "SELECT * FROM scenarios"'
+    )
     print(run_folder / "report.html")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +50,9 @@ def _lock(partial: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError("another process is writing it", file=partial, mend="wait for it, or choose another --out") from None
+            raise RunError(
+                "another process is writing it", file=partial, mend="wait for it, or choose another --out"
+            ) from None
         yield
 
 
@@ -73,11 +74,11 @@ def write_parquet(table: pa.Table, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f".{file.name}.partial")
     pq.write_table(table, unfinished, compression="zstd")
-    os.replace(unfinished, file)
+    unfinished.replace(file)
 
 
 def write_text(text: str, file: Path) -> None:
     """Write whole or not at all."""
     unfinished = file.with_name(f".{file.name}.partial")
     unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, file)
+    unfinished.replace(file)

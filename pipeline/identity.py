@@ -51,7 +51,9 @@ class BlockIds:
 
 
 @njit
-def _slot_of(slots: NDArray[np.uint32], keys: NDArray[np.int64], identity: int, parent: int, raw: int) -> int:
+def _slot_of(
+    slots: NDArray[np.uint32], keys: NDArray[np.int64], identity: np.int64, parent: np.int64, raw: np.int64
+) -> np.int64:
     """Where a key is, or the empty slot where it belongs."""
     mask = np.uint64(slots.shape[0] - 1)
     place = mix(mix(mix(np.uint64(identity)) ^ np.uint64(parent)) ^ np.uint64(raw)) & mask

@@ -84,7 +84,10 @@ def ingest(
             folders.write_parquet(account.rejected_table(), beside)
             _remove(partial)
             raise TooManyRejected(
-                problem.problem, file=problem.file, place=problem.place, mend=f"{problem.mend}; the rejected rows lie in {beside}"
+                problem.problem,
+                file=problem.file,
+                place=problem.place,
+                mend=f"{problem.mend}; the rejected rows lie in {beside}",
             ) from None
         except BaseException:
             _remove(partial)
@@ -116,7 +119,9 @@ def _agreed_format(logs: Sequence[Path], name: str | None) -> tuple[TraceFormat,
             if (fault := found.header_fault(first)) is not None:
                 raise InputError(fault, file=log, place=1, mend="name another format, or mend the header")
         if chosen is not None and found is not chosen:
-            raise InputError(f"is {found.name}, the logs before it are {chosen.name}", file=log, mend="ingest them apart")
+            raise InputError(
+                f"is {found.name}, the logs before it are {chosen.name}", file=log, mend="ingest them apart"
+            )
         chosen, evidence = found, seen
     if chosen is None:
         raise InputError("no log was named")

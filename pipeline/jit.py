@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numba
 
@@ -47,12 +47,13 @@ def _cache_folder() -> Path:
 
 
 CACHE_FOLDER = _cache_folder()
-numba.config.CACHE_DIR = str(CACHE_FOLDER)
+numba.config.CACHE_DIR = str(CACHE_FOLDER)  # type: ignore[attr-defined]
 
 
 def njit(function: Function) -> Function:
     """Compile a kernel: arrays and scalars in, scalars out, no allocation inside."""
-    return cast(Function, numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)(function))
+    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+    return cast("Function", numba.njit(**options)(function))
 
 
 def compiled_before() -> bool:

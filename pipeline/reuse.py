@@ -51,7 +51,8 @@ class ReuseProfile:
         """[n] prefix blocks that each request hits in an unbounded cache."""
         seen = self.positions != NEVER
         sums = np.concatenate([[0], np.cumsum(seen)])
-        return sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+        hits: NDArray[np.int64] = sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+        return hits
 
     def hit_tokens(self) -> NDArray[np.int64]:
         """[n] prompt tokens that an engine of full blocks reuses, unbounded cache, last token computed."""
@@ -124,7 +125,7 @@ def reuse_profile(
 
 
 @njit
-def _popcount(word: np.uint64) -> int:
+def _popcount(word: np.uint64) -> np.int64:
     """Set bits of a word (Hacker's Delight, 5-1)."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
@@ -133,7 +134,7 @@ def _popcount(word: np.uint64) -> int:
 
 
 @njit
-def _up_to(bits: NDArray[np.uint64], tree: NDArray[np.int32], touch: int) -> int:
+def _up_to(bits: NDArray[np.uint64], tree: NDArray[np.int32], touch: int) -> np.int64:
     """Live touches at `touch` and before."""
     word = touch >> 6
     mask = ~np.uint64(0) >> np.uint64(63 - (touch & 63))
@@ -145,7 +146,7 @@ def _up_to(bits: NDArray[np.uint64], tree: NDArray[np.int32], touch: int) -> int
 
 
 @njit
-def _add(tree: NDArray[np.int32], word: int, amount: int) -> None:
+def _add(tree: NDArray[np.int32], word: int, amount: int | np.int64) -> None:
     """Change the live touches of a word. Mutates. `tree[i]` sums words before i, Fenwick's way."""
     place = word + 1
     while place < tree.shape[0]:

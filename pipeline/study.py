@@ -8,20 +8,16 @@ whole; `resume` keeps the replays that a killed run of the same inputs had finis
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-
-import numpy as np
-import pyarrow as pa
 
 from pipeline import folders, warehouse
 from pipeline.cost.efficiency import PROVENANCE
@@ -30,7 +26,7 @@ from pipeline.reuse_tables import curve_table, distance_table, requests_table
 from pipeline.scenario import ResolvedScenario, resolve, run_scenario
 from pipeline.study_tables import ingest_tables, scenarios_table, slo_table
 from pipeline.trace import Trace, read_trace
-from schemas.errors import PreplayError, RunError, StudyError
+from schemas.errors import PreplayError, RunError
 from schemas.manifest import MANIFEST_FILE, STUDY_FILE, Manifest
 from schemas.study import Study, load_study
 from schemas.trace import TRACE_FILE
@@ -71,8 +67,8 @@ def run_study(
     *,
     force: bool = False,
     resume: bool = False,
-    say: Progress = lambda line: None,
-    finish: Callable[[Path], None] = lambda folder: None,
+    say: Progress = lambda _line: None,
+    finish: Callable[[Path], None] = lambda _folder: None,
 ) -> Path:
     """Run the study `file` into the folder `out`; `finish` is called on the complete folder before it gets its name.
 

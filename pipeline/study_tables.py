@@ -92,12 +92,11 @@ REJECTED_REASONS_SCHEMA = pa.schema(
     ]
 )
 
+
 def scenarios_table(scenarios: Sequence[ResolvedScenario], study: Study, trace: Trace) -> pa.Table:
     """SCENARIO_SCHEMA, in the study's order."""
     tick_us = log_tick_us(trace.arrival_us)
-    rows = [
-        _scenario_row(position, resolved, study.baseline, tick_us) for position, resolved in enumerate(scenarios)
-    ]
+    rows = [_scenario_row(position, resolved, study.baseline, tick_us) for position, resolved in enumerate(scenarios)]
     return pa.Table.from_pylist(rows, schema=SCENARIO_SCHEMA)
 
 

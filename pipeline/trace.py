@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,14 +42,20 @@ def read_trace(path: Path) -> Trace:
     if not file.is_file():
         if not path.exists():
             raise InputError("no such trace", file=path, mend="make one with `preplay ingest LOG`")
-        mend = f"make a trace of it first: preplay ingest {path}" if path.is_file() else "name a folder made by `preplay ingest`"
+        mend = (
+            f"make a trace of it first: preplay ingest {path}"
+            if path.is_file()
+            else "name a folder made by `preplay ingest`"
+        )
         raise InputError("not a trace folder", file=path, mend=mend)
     try:
         parquet = pq.ParquetFile(file)
         meta = TraceMeta.from_metadata(parquet.metadata.metadata, file)
         table = parquet.read()
     except (pa.ArrowInvalid, OSError) as problem:
-        raise InputError(f"damaged Parquet file ({str(problem).splitlines()[0]})", file=file, mend="ingest the log again") from None
+        raise InputError(
+            f"damaged Parquet file ({str(problem).splitlines()[0]})", file=file, mend="ingest the log again"
+        ) from None
     missing = [name for name in TRACE_SCHEMA.names if name not in table.column_names]
     if missing:
         raise InputError(f"lacks the columns {', '.join(missing)}", file=file, mend="ingest the log again")
@@ -72,7 +79,7 @@ def read_trace(path: Path) -> Trace:
     return trace
 
 
-def _column(table: pa.Table, name: str) -> NDArray[np.int64]:
+def _column(table: pa.Table, name: str) -> NDArray[Any]:
     # A copy, because Arrow's arrays are read-only and kernels would be compiled once more for those.
     return np.array(table[name].to_numpy())
 
@@ -92,7 +99,9 @@ def _check(trace: Trace, file: Path) -> None:
         wrong = trace.has_identity & ((excess < 0) | (excess > 1))
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
-            raise InputError("prefix_blocks does not fit input_tokens", file=file, place=f"row {row}", mend="ingest the log again")
+            raise InputError(
+                "prefix_blocks does not fit input_tokens", file=file, place=f"row {row}", mend="ingest the log again"
+            )
 
 
 def _report(file: Path) -> IngestReport | None:

@@ -72,13 +72,17 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a run folder. Raises RunError where the folder is none, or of another version."""
     file = folder / MANIFEST_FILE
     if not file.is_file():
-        raise RunError("not a run folder (no manifest.json)", file=folder, mend="make one with `preplay run STUDY.toml`")
+        raise RunError(
+            "not a run folder (no manifest.json)", file=folder, mend="make one with `preplay run STUDY.toml`"
+        )
     try:
         manifest = Manifest.model_validate_json(file.read_text(encoding="utf-8"))
     except ValueError:
         raise RunError("manifest of another version or damaged", file=file, mend="run the study again") from None
     if manifest.version != RUN_VERSION:
-        raise RunError(f"run version {manifest.version}, this Preplay reads {RUN_VERSION}", file=file, mend="run the study again")
+        raise RunError(
+            f"run version {manifest.version}, this Preplay reads {RUN_VERSION}", file=file, mend="run the study again"
+        )
     return manifest
 
 
@@ -91,7 +95,9 @@ def connect(folder: Path) -> duckdb.DuckDBPyConnection:
             connection.execute(statement)
     except duckdb.IOException as problem:
         connection.close()
-        raise RunError(f"a table is missing ({_first_line(problem)})", file=folder, mend="run the study again") from None
+        raise RunError(
+            f"a table is missing ({_first_line(problem)})", file=folder, mend="run the study again"
+        ) from None
     connection.execute(f"SET allowed_directories = [{sql_text(str(home))}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")

@@ -48,9 +48,7 @@ def log_tick_us(arrival_us: NDArray[np.int64]) -> int | None:
 
 
 @njit
-def _fill_offsets(
-    arrival_us: NDArray[np.int64], tick_us: int, seed: np.uint64, offsets: NDArray[np.float64]
-) -> None:
+def _fill_offsets(arrival_us: NDArray[np.int64], tick_us: int, seed: np.uint64, offsets: NDArray[np.float64]) -> None:
     """Uniform numbers times the width to the next timestamp, at most a tick; not yet in order within a tick."""
     n = arrival_us.shape[0]
     stream = mix(mix(seed) ^ np.uint64(_SPREAD_STREAM))

@@ -43,7 +43,10 @@ def series_encodings(names: list[str], title: str) -> dict[str, Any]:
     return {
         "color": alt.Color("series:N", title=title, sort=shown, scale=alt.Scale(domain=shown, range=colours)),
         "strokeDash": alt.StrokeDash(
-            "series:N", title=title, sort=shown, scale=alt.Scale(domain=shown, range=[list(d) for d in DASHES[: len(shown)]])
+            "series:N",
+            title=title,
+            sort=shown,
+            scale=alt.Scale(domain=shown, range=[list(d) for d in DASHES[: len(shown)]]),
         ),
     }
 
@@ -66,7 +69,9 @@ def budget_chart(rows: list[Row], scenarios: list[str], description: str) -> dic
             alt.Tooltip("mean_ms:Q", format=",.1f", title="mean, ms"),
         ],
     )  # fmt: skip
-    return spec_of(base.mark_bar(stroke="white", strokeWidth=0.5).properties(width=WIDTH, height=alt.Step(34)), description)
+    return spec_of(
+        base.mark_bar(stroke="white", strokeWidth=0.5).properties(width=WIDTH, height=alt.Step(34)), description
+    )
 
 
 def curve_chart(curve: list[Row], marks: list[Row], description: str) -> dict[str, Any]:

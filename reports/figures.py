@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 UNKNOWN = "not known"
 MINUS = "−"  # a real minus sign lines up with digits
@@ -58,5 +59,6 @@ def spread(values: list[float | None], write: str = "ms") -> str:
         return UNKNOWN
     if len(known) == 1:
         return "1 seed: no interval"
-    render = {"ms": milliseconds, "percent": percent, "number": number}[write]
+    writers: dict[str, Callable[[float | None], str]] = {"ms": milliseconds, "percent": percent, "number": number}
+    render = writers[write]
     return f"{render(min(known))} to {render(max(known))} over {len(known)} seeds"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import markupsafe
 import vl_convert
 
 from pipeline.folders import write_text
@@ -23,6 +24,9 @@ from reports.metrics import scenario_metrics
 from reports.queries import Row, Warehouse
 from reports.sections import SECTIONS
 from schemas.manifest import REPORT_HTML
+
+_EXPOSE = "window.vegaEmbed = vegaEmbed;"
+"""All that page.js needs of the charts' library."""
 
 _KINDS = {Chart: "chart", Table: "table", Note: "note", Tiles: "tiles", Code: "code"}
 
@@ -65,16 +69,15 @@ def render(run_folder: Path) -> str:
 def script_json(data: Any) -> str:
     """JSON that is safe inside a script element: no `<`, so no tag can end or begin in it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return jinja2.utils.markupsafe.Markup(
-        text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    )
+    return markupsafe.Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
 
 
 def _facts(header: Row) -> list[tuple[str, str]]:
     """The header's facts in reading order."""
     span = "" if header["span_s"] is None else f", {number(header['span_s'] / 60)} minutes"
     window = f"from {header['start_utc']}" if header["start_utc"] else "wall-clock start not in the log"
-    fleet = f"{header['replicas']} x {header['tensor_parallel']} {header['gpu_title']} ({header['gpus']} GPUs), {header['model_title']}"
+    gpus = f"{header['replicas']} x {header['tensor_parallel']} {header['gpu_title']}"
+    fleet = f"{gpus} ({header['gpus']} GPUs), {header['model_title']}"
     return [
         ("trace", f"{header['trace']} ({header['source_format']}): {count(header['requests'])} requests{span}"),
         ("window (UTC)", window),
@@ -92,7 +95,8 @@ def _badge(header: Row, sections: list[Section]) -> str:
 @cache
 def _chart_library() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script; a `</script` inside it would end the element early."""
-    return vl_convert.javascript_bundle().replace("</script", "<\\/script")  # type: ignore[no-any-return]
+    bundle: str = vl_convert.javascript_bundle(_EXPOSE)
+    return bundle.replace("</script", "<\\/script")
 
 
 def _asset(name: str) -> str:

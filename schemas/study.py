@@ -14,7 +14,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -67,7 +66,8 @@ class Engine(_Section):
     )
     max_sequences: PositiveInt = Field(default=256, description="requests running at once (max_num_seqs)")
     max_model_len: PositiveInt | None = Field(
-        default=None, description="longest sequence in tokens; null = the model's, or what the KV pool can hold if less"
+        default=None,
+        description="longest sequence in tokens; not set = the model's, or what the KV pool can hold if less",
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=0.9, description="share of each GPU's memory that the engine may use"

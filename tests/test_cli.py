@@ -46,7 +46,9 @@ def test_ingest_reuse_and_formats(tmp_path):
     (record,) = json.loads(out)
     assert (record["rows_read"], record["rows_kept"], record["rows_rejected"]) == (12031, 12031, 0)
     assert "mooncake: the first line is a JSON object" in err
-    code, out, _ = preplay("reuse", tmp_path / "t", "-c", "1000", "-c", 10000, "--format", "csv", "--model", "llama-3.1-70b")
+    code, out, _ = preplay(
+        "reuse", tmp_path / "t", "-c", "1000", "-c", 10000, "--format", "csv", "--model", "llama-3.1-70b"
+    )
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [int(row["hit_blocks"]) for row in rows] == [12847, 61046]
@@ -88,7 +90,9 @@ def test_replay_one_scenario(study_file, tmp_path):
 
 def test_query_formats_and_sources(run_folder, tmp_path):
     sql = "SELECT scenario, count(*) AS n, NULL AS nothing FROM outcomes GROUP BY 1 ORDER BY 1 LIMIT 1"
-    assert json.loads(preplay("query", run_folder, sql, "-f", "json")[1]) == [{"scenario": "baseline", "n": 600, "nothing": None}]
+    assert json.loads(preplay("query", run_folder, sql, "-f", "json")[1]) == [
+        {"scenario": "baseline", "n": 600, "nothing": None}
+    ]
     assert preplay("query", run_folder, sql, "-f", "csv")[1] == "scenario,n,nothing\nbaseline,600,\n"
     table = preplay("query", run_folder, sql)[1]
     assert "baseline" in table and "unknown" in table
@@ -122,10 +126,16 @@ MISTAKES = {
     "negative length": (("ingest", "negative.jsonl"), "input_length: prompt length is not at least 1 token"),
     "absent length": (("ingest", "absent.jsonl"), "input_length: the field is missing"),
     "out of order": (("ingest", "order.jsonl"), "order.jsonl:2: timestamps out of order"),
-    "unknown key": (("run", "key.toml"), "key.toml:baseline.fleet.replicsa: unknown key 'replicsa'; did you mean 'replicas'?"),
+    "unknown key": (
+        ("run", "key.toml"),
+        "key.toml:baseline.fleet.replicsa: unknown key 'replicsa'; did you mean 'replicas'?",
+    ),
     "does not fit": (("run", "fit.toml"), "fit.toml:baseline: llama-3.1-70b (bf16) does not fit 1 x h100-sxm"),
     "no trace": (("reuse", "nothing"), "nothing: no such trace; make one with `preplay ingest LOG`"),
-    "a log as a trace": (("reuse", "half.jsonl"), "half.jsonl: not a trace folder; make a trace of it first: preplay ingest half.jsonl"),
+    "a log as a trace": (
+        ("reuse", "half.jsonl"),
+        "half.jsonl: not a trace folder; make a trace of it first: preplay ingest half.jsonl",
+    ),
     "no run": (("report", "nothing"), "nothing: not a run folder"),
     "no study": (("run", "nothing.toml"), "nothing.toml: no such file"),
     "no toml": (("run", "half.jsonl"), "half.jsonl: not valid TOML"),
@@ -144,7 +154,9 @@ def mistakes(tmp_path, small_trace):
         "absent.jsonl": (good + good.replace('"input_length": 600, ', "")).encode(),
         "order.jsonl": (good + good.replace("5,", "4,", 1)).encode(),
         "key.toml": STUDY.format(name="x", trace=small_trace).replace("replicas =", "replicsa =").encode(),
-        "fit.toml": STUDY.format(name="x", trace=small_trace).replace("tensor_parallel = 4", "tensor_parallel = 1").encode(),
+        "fit.toml": STUDY.format(name="x", trace=small_trace)
+        .replace("tensor_parallel = 4", "tensor_parallel = 1")
+        .encode(),
     }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)

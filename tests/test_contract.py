@@ -41,7 +41,9 @@ def test_import_contract(package):
             if top in ALLOWED and top != package:
                 assert top in ALLOWED[package], f"{file.relative_to(ROOT)} imports {name}"
                 if package == "reports" and top == "pipeline":
-                    assert any(name == each or name.startswith(f"{each}.") for each in REPORTS_MAY_READ), f"{file}: {name}"
+                    assert any(name == each or name.startswith(f"{each}.") for each in REPORTS_MAY_READ), (
+                        f"{file}: {name}"
+                    )
 
 
 def test_the_product_does_not_import_its_tests():

@@ -142,7 +142,13 @@ def _row(number: int, line: bytes) -> tuple[int, int, int, int] | Rejected:
             return no(name, value, "missing" if not value.strip() else "not a whole number")
         if not re.fullmatch(_TOKENS, value):
             number_of = int(value)
-            reason = "not at least 1 token" if number_of < 1 else "absurd" if number_of > MAX_TOKENS // 3 else "zeros in front"
+            reason = (
+                "not at least 1 token"
+                if number_of < 1
+                else "absurd"
+                if number_of > MAX_TOKENS // 3
+                else "zeros in front"
+            )
             return no(name, value, reason)
         tokens.append(int(value))
     return number, arrival, tokens[0], tokens[1]

@@ -56,7 +56,9 @@ class Mooncake:
     def detect(self, first_line: bytes) -> str | None:
         """JSON lines with the four fields."""
         if first_line.startswith(b"{") and all(b'"%s"' % name.encode() in first_line for name in _FIELDS):
-            return f"mooncake: the first line is a JSON object with {', '.join(_FIELDS)}; timestamps read as milliseconds"
+            return (
+                f"mooncake: the first line is a JSON object with {', '.join(_FIELDS)}; timestamps read as milliseconds"
+            )
         return None
 
     def header_fault(self, header: bytes) -> str | None:
@@ -178,7 +180,9 @@ def _row(number: int, line: bytes) -> tuple[int, int, int, int, list[int]] | Rej
         if isinstance(value, bool) or not isinstance(value, int):
             return no(name, value, "not a whole number")
         if not 1 <= value <= MAX_TOKENS:
-            return no(name, value, f"{what} length is not at least 1 token" if value < 1 else f"{what} length is absurd")
+            return no(
+                name, value, f"{what} length is not at least 1 token" if value < 1 else f"{what} length is absurd"
+            )
     ids, length = entry["hash_ids"], entry["input_length"]
     if not isinstance(ids, list) or any(isinstance(each, bool) or not isinstance(each, int) for each in ids):
         return no("hash_ids", ids, "not a list of whole numbers")

@@ -49,7 +49,9 @@ def kv_capacity(scenario: Scenario, drafter: Drafter | None) -> KvCapacity:
     draft_weights = 0.0 if drafter is None else drafter.weight_bytes / GIB
     activations = _activation_bytes(model, scenario, drafter) / GIB
     left = usable - weights - draft_weights - activations - RESERVE_GIB
-    per_token = model.kv_bytes_per_token(scenario.model.kv_dtype, tp) + (0 if drafter is None else drafter.kv_bytes_per_token)
+    per_token = model.kv_bytes_per_token(scenario.model.kv_dtype, tp) + (
+        0 if drafter is None else drafter.kv_bytes_per_token
+    )
     blocks = int(left * GIB // (per_token * engine.block_tokens))
     if blocks < 1:
         items = f"weights {weights:.1f}, activations {activations:.1f}, reserve {RESERVE_GIB:.1f}"

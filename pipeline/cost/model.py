@@ -62,11 +62,14 @@ class StepCostModel(nn.Module):
 
     def parameter(self, name: str) -> Tensor:
         """One efficiency, positive because its logarithm is what is stored."""
-        return self.log_parameters[name].exp()
+        value: Tensor = self.log_parameters[name].exp()
+        return value
 
     def forward(self, features: Tensor) -> Tensor:
         """Seconds of each step by component; see the module's docstring for the shapes."""
-        tokens, rows, sampled, prefill_pairs, prefill_context, decode_pairs, decode_context, passes = features.unbind(-1)
+        tokens, rows, sampled, prefill_pairs, prefill_context, decode_pairs, decode_context, passes = features.unbind(
+            -1
+        )
         pairs, context = prefill_pairs + decode_pairs, prefill_context + decode_context
         parts = {
             "gemm": self.body_seconds(self.shapes, tokens),
@@ -132,7 +135,8 @@ class StepCostModel(nn.Module):
 
     def draft_seconds(self, tokens: Tensor, rows: Tensor, pairs: Tensor, context: Tensor, passes: Tensor) -> Tensor:
         """The drafter at the step's end: its first pass over all the step's tokens (it needs their KV too), then
-        `passes - 1` over one token per row. Greedy drafting: LM head, no sampler."""
+        `passes - 1` over one token per row. Greedy drafting: LM head, no sampler.
+        """
         if self.drafter is None:
             return torch.zeros_like(tokens)
         shapes = self.drafter.shapes

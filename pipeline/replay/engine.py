@@ -62,9 +62,7 @@ class ReplayResult:
     pools: tuple[Pool, ...]  # as they were at the end, for integrity checks; empty unless asked for
 
 
-def replay(
-    arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_pools: bool = False
-) -> ReplayResult:
+def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_pools: bool = False) -> ReplayResult:
     """Replay `arrivals` on `config.replicas` engines. Same inputs, same result, bit for bit.
 
     Raises StudyError where the pool's blocks can't be mapped onto the trace's.

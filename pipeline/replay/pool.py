@@ -58,7 +58,9 @@ class Chains(NamedTuple):
 
     block_ids: NDArray[np.uint32]  # all requests' named trace blocks, one after the other
     offsets: NDArray[np.int64]  # [n + 1] into block_ids
-    full_blocks: Ints  # [n] pool blocks inside the prompt's full trace blocks: q * (input // T), 0 if identity is unknown
+    full_blocks: (
+        Ints  # [n] pool blocks inside the prompt's full trace blocks: q * (input // T), 0 if identity is unknown
+    )
     named_blocks: Ints  # [n] the same plus those inside a named partial trace block
     blocks_per_id: int  # q
     private_id: int  # request r's private tail has the id private_id + r

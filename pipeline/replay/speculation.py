@@ -39,9 +39,7 @@ def uniform_at(stream: np.uint64, position: int) -> float:
 
 
 @njit
-def accepted_drafts(
-    seed: np.uint64, request: int, position: int, drafts: int, acceptance: NDArray[np.float64]
-) -> int:
+def accepted_drafts(seed: np.uint64, request: int, position: int, drafts: int, acceptance: NDArray[np.float64]) -> int:
     """How many of `drafts` drafts are accepted, the first of which stands at output `position` (0-based).
 
     `acceptance[i]`: probability of draft i + 1, given that all before it were accepted.

@@ -10,12 +10,21 @@ from reports.metrics import ScenarioMetrics
 from reports.queries import Warehouse
 
 DEFINITIONS = (
-    ("H_tokens, reuse ratio", "reused prompt tokens / prompt tokens, sum over sum. Full blocks only; a prompt's last token is always computed"),
+    (
+        "H_tokens, reuse ratio",
+        "reused prompt tokens / prompt tokens, sum over sum. Full blocks only; a prompt's last token is always computed",
+    ),
     ("TTFT", "time to first token: queue + prefill + first output (network not modelled), ms"),
     ("TPOT", "(E2E − TTFT) / (output tokens − 1), ms; not defined for a single token"),
     ("E2E", "from arrival to the last token, ms"),
-    ("goodput", "completed requests within every limit of the service level, per second from the first arrival to the last finish"),
-    ("service level met", "at least the given percentage of all requests (refused ones included) is within each limit, on every seed"),
+    (
+        "goodput",
+        "completed requests within every limit of the service level, per second from the first arrival to the last finish",
+    ),
+    (
+        "service level met",
+        "at least the given percentage of all requests (refused ones included) is within each limit, on every seed",
+    ),
     ("queue", "from arrival to the first step that computes for the request"),
     ("first output", "sampling and drafting parts of the step that emits the first token"),
     ("acceptance length", "committed tokens per verification step, the target's own token included"),
@@ -43,7 +52,9 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
     spread = next((each.settings["spread_tick_s"] for each in scenarios if each.settings["spread_tick_s"]), None)
     if spread is not None:
         blocks.append(
-            Note(f"Arrivals that share a timestamp were spread over the log's tick of {number(spread)} s, seeded, in the log's order.")
+            Note(
+                f"Arrivals that share a timestamp were spread over the log's tick of {number(spread)} s, seeded, in the log's order."
+            )
         )
     else:
         blocks.append(Note("Arrivals are as logged; nothing was spread."))
@@ -68,13 +79,28 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
             blocks.append(
                 table_of(
                     "rejected",
-                    [("reason", "reason", str), ("rows", "rows", count), ("first in", "first_file", str), ("line", "first_line", count)],
+                    [
+                        ("reason", "reason", str),
+                        ("rows", "rows", count),
+                        ("first in", "first_file", str),
+                        ("line", "first_line", count),
+                    ],
                     rejected,
                     caption="Rejected rows by reason; each one is in the trace folder's rejected.parquet.",
                 )
             )
     rows = tuple((term, text) for term, text in DEFINITIONS)
-    blocks.append(Table("definitions", ("metric", "definition"), rows, ("metric", "definition"), rows, numeric_from=9, caption="Definitions"))
+    blocks.append(
+        Table(
+            "definitions",
+            ("metric", "definition"),
+            rows,
+            ("metric", "definition"),
+            rows,
+            numeric_from=9,
+            caption="Definitions",
+        )
+    )
     blocks += [Note(text) for text in LIMITS]
     return Section(12, "Assumptions and data", finding, blocks)
 
@@ -96,7 +122,9 @@ def _memory(scenarios: list[ScenarioMetrics]) -> Table:
 
 
 def _quality(ingest: dict[str, Any]) -> Table:
-    identity = {"known": "known", "inferred": "inferred", "unknown": "not known from this log"}[ingest["prefix_identity"]]
+    identity = {"known": "known", "inferred": "inferred", "unknown": "not known from this log"}[
+        ingest["prefix_identity"]
+    ]
     facts = [
         ("format", ingest["source_format"]),
         ("files", ingest["sources"]),
@@ -113,4 +141,6 @@ def _quality(ingest: dict[str, Any]) -> Table:
         ("distinct blocks", count(ingest["distinct_blocks"])),
     ]
     rows = tuple((name, str(value)) for name, value in facts)
-    return Table("data_quality", ("fact", "value"), rows, tuple(ingest), (tuple(ingest.values()),), caption="What was ingested")
+    return Table(
+        "data_quality", ("fact", "value"), rows, tuple(ingest), (tuple(ingest.values()),), caption="What was ingested"
+    )

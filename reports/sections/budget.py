@@ -76,7 +76,9 @@ def _credit(mine: ScenarioMetrics, baseline: str, by_key: dict[tuple[str, str], 
     return (
         f"“{mine.name}”: queue {delta('queue')}, prefill {delta('prefill')}, first output {delta('first output')}, "
         f"decode loop {delta(*decode)}."
-        + (" Drafting delays the first output: that is speculation's cost in TTFT." if mine.settings["draft_tokens"] else "")
+        + (
+            " Drafting delays the first output: that is speculation's cost in TTFT."
+            if mine.settings["draft_tokens"]
+            else ""
+        )
     )
-
-

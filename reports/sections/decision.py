@@ -21,10 +21,14 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
     blocks: list[Block] = [Note(text) for text in sentences]
     blocks.append(Note(f"Service level: {slo_text(slo)}."))
     blocks.append(
-        Note("GPUs needed at the service level: not computed, this version does not size fleets. Give what-ifs other values of fleet.replicas to see.")
+        Note(
+            "GPUs needed at the service level: not computed, this version does not size fleets. Give what-ifs other values of fleet.replicas to see."
+        )
     )
     if not baseline.meets_slo:
-        blocks.append(Note("The baseline itself misses the service level: changes against it flatter every what-if.", "warning"))
+        blocks.append(
+            Note("The baseline itself misses the service level: changes against it flatter every what-if.", "warning")
+        )
     blocks += [_tiles(each, baseline) for each in scenarios]
     better = [each for each in whatifs if _judgement(each, baseline) == "on"]
     finding = _finding(better, whatifs, baseline)

@@ -23,7 +23,11 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
             6,
             "Interaction",
             "Interaction of caching and speculation: not in this study",
-            [Note("It takes four scenarios that differ in nothing else: neither, each alone, both. Add the missing what-ifs and run again.")],
+            [
+                Note(
+                    "It takes four scenarios that differ in nothing else: neither, each alone, both. Add the missing what-ifs and run again."
+                )
+            ],
         )
     rows = _means(per_seed)
     focus = next(row for row in rows if row["metric"] == "E2E p95")

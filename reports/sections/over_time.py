@@ -20,21 +20,57 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
     finding = f"The baseline is fullest at minute {number(peak['minute'])}: {number(peak['requests_in_system'])} requests in the fleet"
     blocks: list[Block] = []
     lines = [
-        ("arrivals_per_s", "arrivals, req/s", names[:1], "Demand, as the fleet got it (the same in every scenario of equal rate)."),
+        (
+            "arrivals_per_s",
+            "arrivals, req/s",
+            names[:1],
+            "Demand, as the fleet got it (the same in every scenario of equal rate).",
+        ),
         ("waiting", "waiting requests, fleet", names, "The queue: requests that wait for their first token budget."),
-        ("running", "running requests, fleet", names, "Requests being served. Faster decoding empties the fleet: it lowers the batch."),
-        ("kv_used_share", "KV blocks held, share", names, "KV memory held by running requests, share of the fleet's blocks."),
-        ("kv_cached_share", "KV blocks cached, share", names, "Blocks that nobody holds and that can still be hit (0 with caching off)."),
+        (
+            "running",
+            "running requests, fleet",
+            names,
+            "Requests being served. Faster decoding empties the fleet: it lowers the batch.",
+        ),
+        (
+            "kv_used_share",
+            "KV blocks held, share",
+            names,
+            "KV memory held by running requests, share of the fleet's blocks.",
+        ),
+        (
+            "kv_cached_share",
+            "KV blocks cached, share",
+            names,
+            "Blocks that nobody holds and that can still be hit (0 with caching off).",
+        ),
     ]
     caching = [each.name for each in scenarios if each.settings["prefix_caching"]][: MOST_SERIES - 1]
     if caching:
-        lines.append(("hit_share_of_prefill", "prompt tokens hit, share", caching, "Reuse by interval: hit tokens of prompt tokens admitted."))
+        lines.append(
+            (
+                "hit_share_of_prefill",
+                "prompt tokens hit, share",
+                caching,
+                "Reuse by interval: hit tokens of prompt tokens admitted.",
+            )
+        )
     for value, title, shown, caption in lines:
         marked = peak["minute"] if value in ("arrivals_per_s", "waiting", "running") else None
-        slim = [{"series": row["series"], "minute": round(row["minute"], 3), value: row[value]} for row in rows if row["series"] in shown]
+        slim = [
+            {"series": row["series"], "minute": round(row["minute"], 3), value: row[value]}
+            for row in rows
+            if row["series"] in shown
+        ]
         for row in slim:
             row[value] = None if row[value] is None else float(f"{row[value]:.4g}")
-        blocks.append(Chart(time_chart(slim, shown, value, title, f"{title} over time. {finding}.", peak=marked), f"Read: {caption} First seed."))
+        blocks.append(
+            Chart(
+                time_chart(slim, shown, value, title, f"{title} over time. {finding}.", peak=marked),
+                f"Read: {caption} First seed.",
+            )
+        )
     blocks.append(
         table_of(
             "over_time",

@@ -22,7 +22,10 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
         f"preplay ingest {' '.join(source['name'] for source in sources)} --out {manifest.trace}",
         f"preplay run {STUDY_FILE} --out runs/{manifest.name}",
     ]
-    rows = tuple((key, value if key != "packages" else ", ".join(f"{n} {v}" for n, v in json.loads(value).items())) for key, value in facts.items())
+    rows = tuple(
+        (key, value if key != "packages" else ", ".join(f"{n} {v}" for n, v in json.loads(value).items()))
+        for key, value in facts.items()
+    )
     study = (warehouse.folder / STUDY_FILE).read_text(encoding="utf-8")
     blocks: list[Block] = [
         Code("\n".join(commands)),
@@ -34,4 +37,6 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
         Note("The study file, as given:"),
         Code(study),
     ]
-    return Section(13, "Reproduce", f"Run {manifest.run_id}, Preplay {manifest.preplay_version}: two commands repeat it", blocks)
+    return Section(
+        13, "Reproduce", f"Run {manifest.run_id}, Preplay {manifest.preplay_version}: two commands repeat it", blocks
+    )

@@ -96,7 +96,9 @@ def _curve(warehouse: Warehouse, curve: list[dict[str, Any]], finding: str) -> C
     knee = warehouse.row("reuse_knee")
     if knee is not None:
         marks = [*marks, {"mark": "knee", "cache_gib": knee["cache_gib"], "reuse_ratio": knee["reuse_ratio"]}]
-    words = "; ".join(f"{row['mark']}: {number(row['cache_gib'])} GiB, {percent(row['reuse_ratio'])} reused" for row in marks)
+    words = "; ".join(
+        f"{row['mark']}: {number(row['cache_gib'])} GiB, {percent(row['reuse_ratio'])} reused" for row in marks
+    )
     return Chart(
         curve_chart(curve, marks, f"Miss-ratio curve over cache size. {finding}. {words}."),
         f"Read: the share of prompt tokens that must be computed with one LRU cache of that size for the whole fleet, in zero "

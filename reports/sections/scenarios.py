@@ -46,7 +46,10 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
     )
     settings = table_of(
         "settings",
-        [("scenario", "scenario", str), ("changes against the baseline", "changes", lambda text: text or "the baseline")],
+        [
+            ("scenario", "scenario", str),
+            ("changes against the baseline", "changes", lambda text: text or "the baseline"),
+        ],
         [each.settings for each in scenarios],
         caption="What each scenario changes, setting by setting.",
         numeric_from=9,
@@ -55,7 +58,12 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
     met = sum(each.meets_slo for each in scenarios)
     blocks: list[Block] = [table, settings]
     if any(each.mean("refused") for each in scenarios):
-        blocks.append(Note("Refused requests are longer than the engine's longest sequence; they count as outside the service level.", "warning"))
+        blocks.append(
+            Note(
+                "Refused requests are longer than the engine's longest sequence; they count as outside the service level.",
+                "warning",
+            )
+        )
     return Section(2, "Scenarios", f"{met} of {len(scenarios)} scenarios meet the service level", blocks)
 
 
@@ -65,7 +73,9 @@ def configuration(mine: ScenarioMetrics) -> str:
     words = [
         f"{settings['replicas']} x {settings['tensor_parallel']} {settings['gpu']}",
         f"caching {'on' if settings['prefix_caching'] else 'off'}",
-        "no speculation" if not settings["draft_tokens"] else f"{settings['speculation']}, k = {settings['draft_tokens']}",
+        "no speculation"
+        if not settings["draft_tokens"]
+        else f"{settings['speculation']}, k = {settings['draft_tokens']}",
     ]
     if settings["rate"] != 1:
         words.append(f"rate x {number(settings['rate'])}")

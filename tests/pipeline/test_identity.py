@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ def numbered(prompts, scopes, pieces):
     table = BlockIds()
     result = []
     bounds = sorted({0, len(prompts), *[piece for piece in pieces if piece < len(prompts)]})
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         batch = prompts[begin:end]
         offsets = np.concatenate([[0], np.cumsum([len(each) for each in batch])]).astype(np.int64)
         raw = np.array([block for each in batch for block in each], np.int64)

@@ -98,7 +98,9 @@ def test_too_many_rejected_rows_stop_it(tmp_path):
     with pytest.raises(TooManyRejected) as caught:
         ingest([log], tmp_path / "t", format="mooncake")
     text = caught.value.line()
-    assert text.startswith(f"{log}:91: 10 of 100 rows rejected (10.00%, allowed 1.00%); most often: not a whole JSON object (10x)")
+    assert text.startswith(
+        f"{log}:91: 10 of 100 rows rejected (10.00%, allowed 1.00%); most often: not a whole JSON object (10x)"
+    )
     assert "--max-rejected" in text
     assert nothing_left(tmp_path, "log.jsonl", "t.rejected.parquet")
     assert pq.read_table(tmp_path / "t.rejected.parquet").num_rows == 10
@@ -109,8 +111,14 @@ BAD_FILES = {
     "empty.jsonl": (b"", r"empty\.jsonl: empty file"),
     "blank.jsonl": (b"\n  \n", "empty file"),
     "cut.jsonl.gz": (CONVERSATION.read_bytes()[:5000], r"cut\.jsonl\.gz: truncated gzip file"),
-    "damaged.jsonl.gz": (CONVERSATION.read_bytes()[:3000] + b"\0" * 500 + CONVERSATION.read_bytes()[3500:], "damaged gzip file"),
-    "header.csv": (b"TIMESTAMP,Context,Generated\n2023-11-16 18:15:46,1,1\n", r"header\.csv:1: not a log that Preplay knows"),
+    "damaged.jsonl.gz": (
+        CONVERSATION.read_bytes()[:3000] + b"\0" * 500 + CONVERSATION.read_bytes()[3500:],
+        "damaged gzip file",
+    ),
+    "header.csv": (
+        b"TIMESTAMP,Context,Generated\n2023-11-16 18:15:46,1,1\n",
+        r"header\.csv:1: not a log that Preplay knows",
+    ),
     "only_header.csv": (b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n", "no requests in it, only a header"),
     "binary.bin": (bytes(range(256)) * 10, "not a log that Preplay knows"),
 }
@@ -228,7 +236,10 @@ def test_traces_that_are_none(tmp_path, conversation):
     (tmp_path / "trace.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(InputError, match="damaged Parquet"):
         read_trace(tmp_path)
-    pq.write_table(pq.read_table(conversation / "trace.parquet").slice(0, 3).replace_schema_metadata(None), tmp_path / "trace.parquet")
+    pq.write_table(
+        pq.read_table(conversation / "trace.parquet").slice(0, 3).replace_schema_metadata(None),
+        tmp_path / "trace.parquet",
+    )
     with pytest.raises(InputError, match="not a Preplay trace"):
         read_trace(tmp_path / "trace.parquet")
 

@@ -13,7 +13,12 @@ TELL = "from pipeline import jit; print(jit.CACHE_FOLDER, jit.compiled_before())
 
 def python(code, **environment):
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ, **environment}
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
     ).stdout.strip()
 
 

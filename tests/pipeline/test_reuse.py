@@ -26,7 +26,9 @@ def profile_of(prompts, block_tokens=4, lengths=None):
     return reuse_profile(offsets, ids, np.array(lengths, np.int32), block_tokens)
 
 
-@pytest.mark.parametrize(("fixture", "name"), [("conversation", "conversation_trace.jsonl"), ("synthetic", "synthetic_trace.jsonl")])
+@pytest.mark.parametrize(
+    ("fixture", "name"), [("conversation", "conversation_trace.jsonl"), ("synthetic", "synthetic_trace.jsonl")]
+)
 def test_every_number_of_the_oracle(fixture, name, expected, request):
     profile = profile_of_trace(request.getfixturevalue(fixture))
     truth = expected[name]

@@ -97,7 +97,10 @@ def test_a_moved_run_still_opens_and_so_does_a_plain_shell(run_folder, tmp_path)
     moved = tmp_path / "it's moved"
     shutil.copytree(run_folder, moved)
     assert query(moved, "SELECT count(*) FROM outcomes")[1] == [(2400,)]
-    code = "import duckdb; print(duckdb.connect('preplay.duckdb', read_only=True).execute('SELECT count(*) FROM outcomes').fetchone()[0])"
+    code = (
+        "import duckdb; shell = duckdb.connect('preplay.duckdb', read_only=True); "
+        "print(shell.execute('SELECT count(*) FROM outcomes').fetchone()[0])"
+    )
     shell = subprocess.run([sys.executable, "-c", code], cwd=moved, capture_output=True, text=True, check=True)
     assert shell.stdout.strip() == "2400"
     with duckdb.connect(str(moved / "preplay.duckdb"), read_only=True) as connection:
@@ -166,7 +169,10 @@ def test_resume_does_only_what_is_missing(run_folder, study_file, tmp_path, monk
 
 def test_a_killed_process_leaves_nothing_that_looks_finished(study_file, tmp_path):
     out = tmp_path / "run"
-    code = f"from pathlib import Path; from pipeline.study import run_study; run_study(Path({str(study_file)!r}), Path({str(out)!r}))"
+    code = (
+        "from pathlib import Path; from pipeline.study import run_study; "
+        f"run_study(Path({str(study_file)!r}), Path({str(out)!r}))"
+    )
     for wait in (0.6, 1.0, 1.4):
         process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ})
         time.sleep(wait)
@@ -205,10 +211,22 @@ def test_scenarios_that_cannot_run_say_why_before_anything_runs(small_trace, azu
         assert str(file) in caught.value.line()
         assert not (tmp_path / "out").exists() and not folders.partial_of(tmp_path / "out").exists()
 
-    fails(CapacityError, r"study\.toml:big: llama-3.1-70b \(bf16\) does not fit 1 x h100-sxm", "[whatif.big.fleet]\ntensor_parallel = 1\n")
+    fails(
+        CapacityError,
+        r"study\.toml:big: llama-3.1-70b \(bf16\) does not fit 1 x h100-sxm",
+        "[whatif.big.fleet]\ntensor_parallel = 1\n",
+    )
     fails(CatalogError, r"study\.toml:odd: unknown GPU 'h100'; known: a100-80g", '[whatif.odd.fleet]\ngpu = "h100"\n')
-    fails(StudyError, r"both\.engine.block_tokens: block_tokens = 24 does not divide|block_tokens = 24 does not divide", "[baseline.engine]\nblock_tokens = 24\n")
-    fails(StudyError, r"long: max_model_len = 200000, but llama-3.1-70b has a context of 131072", "[whatif.long.engine]\nmax_model_len = 200000\n")
+    fails(
+        StudyError,
+        r"both\.engine.block_tokens: block_tokens = 24 does not divide|block_tokens = 24 does not divide",
+        "[baseline.engine]\nblock_tokens = 24\n",
+    )
+    fails(
+        StudyError,
+        r"long: max_model_len = 200000, but llama-3.1-70b has a context of 131072",
+        "[whatif.long.engine]\nmax_model_len = 200000\n",
+    )
     fails(StudyError, r"caching\.prefix_cache\.enabled: prefix caching is on, but the trace does not tell", trace=azure)
     with pytest.raises(InputError, match="no such trace"):
         check_study(study_at(tmp_path, tmp_path / "nothing"))

@@ -24,7 +24,9 @@ def test_the_conversation_trace_ticks_every_three_seconds(conversation):
     assert 2_990_000 <= log_tick_us(trace.arrival_us) <= 3_003_000
     spread = transform(trace.arrival_us, SPREAD, 1).arrival_s
     offset = spread - trace.arrival_us * 1e-6
-    shared = np.isin(trace.arrival_us, np.unique(trace.arrival_us)[np.unique(trace.arrival_us, return_counts=True)[1] > 1])
+    shared = np.isin(
+        trace.arrival_us, np.unique(trace.arrival_us)[np.unique(trace.arrival_us, return_counts=True)[1] > 1]
+    )
     assert np.all(np.diff(spread) >= 0), "the log's order stays"
     assert offset.min() >= 0 and offset.max() < 3.003
     assert np.all(offset[~shared] == 0), "a timestamp of its own stays"

@@ -1,1 +1,144 @@
-"""Slow, plain re-implementations of docs/replay.md and of reuse, used as oracles."""
+"""Slow, plain re-implementations of docs/replay.md and of reuse, used as oracles.
+
+Here: what the reference engine is told (a trace's request, a configuration), the request as it is served and what it
+reports, its luck. The pool is in `pool.py`, the engine in `engine.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.reference.pool import Block
+
+Key = tuple[object, ...]
+
+MASK = 2**64 - 1
+
+
+def mix(value: int) -> int:
+    """SplitMix64's output for the state `value`."""
+    z = (value + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def uniform(seed: int, request: int, position: int) -> float:
+    """The luck of one output position, in [0, 1): `u` of docs/replay.md."""
+    return (mix(mix(mix(seed) ^ request) ^ position) >> 11) / 2**53
+
+
+@dataclass
+class RequestSpec:
+    """One request of a trace; `block_ids` None = identity unknown."""
+
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    block_ids: list[int] | None
+
+
+def block_keys(request: int, spec: RequestSpec, block_tokens: int, trace_block_tokens: int, tokens: int) -> list[Key]:
+    """Keys of the full blocks among a request's first `tokens` tokens: as far as the trace names them, then its own."""
+    b, t = block_tokens, trace_block_tokens
+    whole = spec.input_tokens // t
+    keys: list[Key] = []
+    if spec.block_ids is not None:
+        for block in spec.block_ids[:whole]:
+            keys += [("trace", block, j) for j in range(t // b)]
+        if len(spec.block_ids) > whole:  # the partial last block of the prompt has a name, too
+            inside = spec.input_tokens // b - len(keys)
+            keys += [("trace", spec.block_ids[whole], j) for j in range(inside)]
+    return keys + [("own", request, j) for j in range(len(keys), tokens // b)]
+
+
+@dataclass
+class ReferenceConfig:
+    """One engine, and how many of it. Without `draft_tokens`, k is the number of acceptance rates; without
+    `lookahead_tokens`, that many are k. `max_model_len` is M, resolved."""
+
+    replicas: int
+    block_tokens: int
+    trace_block_tokens: int
+    pool_blocks: int
+    max_batched_tokens: int
+    max_sequences: int
+    max_model_len: int
+    prefix_caching: bool = False
+    drop_last_hit_block: bool = False
+    draft_tokens: int | None = None
+    lookahead_tokens: int | None = None
+    conditional_acceptance: tuple[float, ...] = ()
+    seed: int = 1
+    interval_s: float = 10.0
+
+    @property
+    def k(self) -> int:
+        return len(self.conditional_acceptance) if self.draft_tokens is None else self.draft_tokens
+
+    @property
+    def lookahead(self) -> int:
+        return self.k if self.lookahead_tokens is None else self.lookahead_tokens
+
+    def check(self) -> None:
+        """An engine that can run every request it accepts."""
+        assert self.trace_block_tokens % self.block_tokens == 0
+        assert self.max_model_len <= self.pool_blocks * self.block_tokens, "M is more than the pool holds"
+        assert min(self.replicas, self.max_batched_tokens, self.max_sequences, self.interval_s) > 0
+        assert len(self.conditional_acceptance) >= self.k, "an acceptance rate for every draft"
+
+
+@dataclass(eq=False)
+class Request:
+    """A request as the engine knows it, and what it reports."""
+
+    number: int
+    spec: RequestSpec
+    output_tokens: int
+    status: str = "completed"
+    replica: int = 0
+    computed: int = 0
+    emitted: int = 0
+    drafts: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    registered: int = 0
+    computed_when_preempted: int = 0
+    marks: tuple[float, float] = (0.0, 0.0)
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finish_s: float | None = None
+    first_output_s: float | None = None
+    decode_target_s: float = 0.0
+    decode_draft_s: float = 0.0
+    hit_tokens: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    emitting_steps: int = 0
+    spec_steps: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    trimmed_tokens: int = 0
+    truncated_drafts: int = 0  # drafts that were there, but found no budget or passed M
+
+    @property
+    def tokens(self) -> int:
+        return self.spec.input_tokens + self.emitted
+
+    def keys(self, config: ReferenceConfig) -> list[Key]:
+        """Keys of all blocks that prompt and output can fill."""
+        last = self.spec.input_tokens + self.output_tokens
+        return block_keys(self.number, self.spec, config.block_tokens, config.trace_block_tokens, last)
+
+    def check_outcome(self) -> None:
+        """Every kept request emits exactly its output, once; a refused one does nothing."""
+        assert self.emitted == self.output_tokens
+        assert self.emitted == self.emitting_steps + self.accepted_tokens - self.trimmed_tokens
+        assert self.accepted_tokens <= self.draft_tokens
+        if self.status == "refused":
+            assert self.scheduled_s is self.first_token_s is self.finish_s is None
+            return
+        assert self.spec.arrival_s <= self.scheduled_s < self.first_token_s <= self.finish_s
+        decode_s = self.finish_s - self.first_token_s
+        assert self.decode_target_s + self.decode_draft_s <= decode_s + 1e-9 * (1 + self.finish_s)

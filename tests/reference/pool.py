@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-Key = tuple[object, ...]
+from tests.reference import Key
 
 
 @dataclass
@@ -35,6 +36,10 @@ class KvPool:
         return sum(block.key is not None for block in self.free)
 
     @property
+    def blank_blocks(self) -> int:
+        return sum(block.key is None for block in self.free)
+
+    @property
     def used_blocks(self) -> int:
         return sum(block.refs > 0 for block in self.blocks)
 
@@ -48,13 +53,19 @@ class KvPool:
             hits.append(copies[0])
         return hits
 
+    def can_allocate(self, count: int, hits: Sequence[Block] = ()) -> bool:
+        """Whether `count` blocks are free besides those of `hits` that nobody holds. Does not mutate."""
+        return count + sum(block.refs == 0 for block in hits) <= self.free_blocks
+
     def touch(self, hits: list[Block]) -> None:
+        """Hold each hit block once more; a free one leaves the free queue, so that it can't be its hitter's victim."""
         for block in hits:
             if block.refs == 0:
                 self.free.remove(block)
             block.refs += 1
 
     def allocate(self, count: int) -> list[Block]:
+        """Take blocks from the front of the free queue, evicting what is cached in them."""
         taken = []
         for _ in range(count):
             block = self.free.popleft()
@@ -70,13 +81,16 @@ class KvPool:
         return taken
 
     def register(self, block: Block, key: Key) -> None:
+        """Make a held block findable, behind the copies that are registered already."""
+        assert block.refs > 0 and block.key is None
         block.key = key
         self.registered.setdefault(key, []).append(block)
 
     def release(self, blocks: list[Block]) -> None:
-        """Let go of a request's blocks, last one first."""
+        """Let go of a request's blocks, last one first: cached ones to the queue's tail, blank ones to its head."""
         for block in reversed(blocks):
             block.refs -= 1
+            assert block.refs >= 0, "released more often than held"
             if block.refs == 0:
                 if block.key is None:
                     self.free.appendleft(block)
@@ -84,6 +98,7 @@ class KvPool:
                     self.free.append(block)
 
     def check_integrity(self) -> None:
+        """Everything that holds between any two calls. Does not mutate."""
         free = set()
         for block in self.free:
             assert block.refs == 0, "a held block is in the free queue"
@@ -95,7 +110,9 @@ class KvPool:
         listed = [block for copies in self.registered.values() for block in copies]
         assert len(listed) == sum(block.key is not None for block in self.blocks), "a registered block can't be found"
         assert all(block.key == key for key, copies in self.registered.items() for block in copies)
-        assert self.used_blocks + self.free_blocks == len(self.blocks)
+        assert len({block.number for block in listed}) == len(listed), "a block is registered twice"
+        assert all(self.registered.values()), "a key without a block"
+        assert self.used_blocks + self.cached_blocks + self.blank_blocks == len(self.blocks)
         blanks_over = False
         for block in self.free:
             blanks_over = blanks_over or block.key is not None

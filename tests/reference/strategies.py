@@ -6,7 +6,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from tests.reference.engine import ReferenceConfig, RequestSpec
+from tests.reference import ReferenceConfig, RequestSpec
 
 
 @st.composite
@@ -61,7 +61,7 @@ def traces(draw: st.DrawFn, trace_block: int) -> list[RequestSpec]:
 
 
 def busy_case(seed: int) -> tuple[list[RequestSpec], ReferenceConfig]:
-    """A case from a seed, of a kind in which the interesting things are common: long queues, small pools, shared prefixes.
+    """A case from a seed, of a kind in which the interesting is common: long queues, small pools, shared prefixes.
 
     They shrink badly, but are rare when hypothesis draws every choice alone.
     """
@@ -106,3 +106,8 @@ def busy_case(seed: int) -> tuple[list[RequestSpec], ReferenceConfig]:
 def busy_cases() -> st.SearchStrategy[tuple[list[RequestSpec], ReferenceConfig]]:
     """The same as a strategy."""
     return st.integers(0, 2**32 - 1).map(busy_case)
+
+
+def traces_and_configs() -> st.SearchStrategy[tuple[list[RequestSpec], ReferenceConfig]]:
+    """Both kinds: those that shrink well, and those in which much happens."""
+    return st.one_of(cases(), busy_cases())

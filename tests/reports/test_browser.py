@@ -20,7 +20,13 @@ def browser():
         warnings.simplefilter("ignore")
         from playwright.sync_api import sync_playwright
     with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
+        arguments = [
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--no-first-run",
+        ]
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield chromium
         chromium.close()
@@ -29,7 +35,9 @@ def browser():
 @pytest.fixture
 def opened(browser, run_folder, request):
     """The report, open: (page, requests, complaints)."""
-    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900}, **getattr(request, "param", {}))
+    context = browser.new_context(
+        offline=True, viewport={"width": 1280, "height": 900}, **getattr(request, "param", {})
+    )
     page = context.new_page()
     requests, complaints = [], []
     page.on("request", lambda each: requests.append(each.url))
@@ -46,7 +54,7 @@ THEMES = [{"color_scheme": "light"}, {"color_scheme": "dark"}]
 
 @pytest.mark.parametrize("opened", THEMES, indirect=True, ids=["light", "dark"])
 def test_opens_without_network_or_complaint(opened):
-    page, requests, complaints = opened
+    _page, requests, complaints = opened
     assert [url for url in requests if not url.startswith("file://")] == []
     assert len(requests) == 1
     assert complaints == []
@@ -63,7 +71,15 @@ def test_every_chart_is_drawn_and_named(opened):
         assert box["width"] > 300 and box["height"] > 60
         assert chart.locator("svg path, svg rect").count() > 3, "drawn, not empty"
         # Vega puts the description on the element that it draws into.
-        assert len(page.evaluate("chart => (chart.getAttribute('aria-label') || chart.querySelector('[aria-label]')?.getAttribute('aria-label') || '')", chart.element_handle())) > 20
+        assert (
+            len(
+                page.evaluate(
+                    "chart => (chart.getAttribute('aria-label') || chart.querySelector('[aria-label]')?.getAttribute('aria-label') || '')",
+                    chart.element_handle(),
+                )
+            )
+            > 20
+        )
 
 
 def luminance(colour):

@@ -125,7 +125,9 @@ def test_interaction_by_hand(run_folder):
         metrics = {each.name: each for each in scenario_metrics(warehouse)}
         rows = warehouse.rows("interaction")
     row = next(each for each in rows if each["metric"] == "E2E p95" and each["seed"] == 1)
-    base, caching, speculation, both = (metrics[name].seeds[0]["e2e_p95"] for name in ("baseline", "caching", "speculation", "both"))
+    base, caching, speculation, both = (
+        metrics[name].seeds[0]["e2e_p95"] for name in ("baseline", "caching", "speculation", "both")
+    )
     assert row["interaction_ms"] == pytest.approx(both - caching - speculation + base)
 
 
@@ -142,7 +144,13 @@ def test_a_formula_in_a_name_stays_text():
     assert b64decode(table.csv_uri.split(",", 1)[1]).decode() == "a\n'=HYPERLINK(1)\n"
 
 
-HOSTILE = ["</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7*7 }}", "\x00\x1b[31m\u2028", "x" * 10_000]
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "{{ 7*7 }}",
+    "\x00\x1b[31m\u2028",
+    "x" * 10_000,
+]
 
 
 def test_hostile_names_stay_text(small_trace, tmp_path):
@@ -150,12 +158,18 @@ def test_hostile_names_stay_text(small_trace, tmp_path):
     trace = tmp_path / "t.trace"
     shutil.copytree(small_trace, trace)
     report = json.loads((trace / "ingest.json").read_text())
-    report["rejected_by_reason"] = [{"reason": text, "rows": 1, "first_file": text, "first_line": 1} for text in HOSTILE]
+    report["rejected_by_reason"] = [
+        {"reason": text, "rows": 1, "first_file": text, "first_line": 1} for text in HOSTILE
+    ]
     report["rows_rejected"] = len(HOSTILE)
     report["rows_read"] += len(HOSTILE)
     (trace / "ingest.json").write_text(json.dumps(report))
     study = tmp_path / "study.toml"
-    study.write_text(STUDY.format(name="x", trace=trace).replace("seeds = [1, 2]", f"seeds = [1]\ntitle = {json.dumps(HOSTILE[0])}\nnotes = {json.dumps(HOSTILE[1])}"))
+    study.write_text(
+        STUDY.format(name="x", trace=trace).replace(
+            "seeds = [1, 2]", f"seeds = [1]\ntitle = {json.dumps(HOSTILE[0])}\nnotes = {json.dumps(HOSTILE[1])}"
+        )
+    )
     html = render(run_study(study, tmp_path / "run"))
     for text in HOSTILE[:2]:
         assert text not in html
@@ -185,7 +199,9 @@ def test_without_observed_latencies_nothing_is_validated(page):
 def test_observed_latencies_are_compared(small_trace, tmp_path):
     """A log with timings: the page says the error; here every observation is twice a known prediction."""
     study = tmp_path / "study.toml"
-    study.write_text(STUDY.format(name="x", trace=small_trace).replace("seeds = [1, 2]", "seeds = [1]").split("[whatif.caching")[0])
+    study.write_text(
+        STUDY.format(name="x", trace=small_trace).replace("seeds = [1, 2]", "seeds = [1]").split("[whatif.caching")[0]
+    )
     out = run_study(study, tmp_path / "run")
     file = out / "outcomes/scenario=baseline/seed=1/part-0.parquet"
     table = pq.ParquetFile(file).read()
@@ -197,12 +213,23 @@ def test_observed_latencies_are_compared(small_trace, tmp_path):
 
 def test_the_demo_badge_and_the_decision(page):
     assert "Cost model not calibrated: default efficiencies" in page.text
-    assert "Service level: 95 % of requests with TTFT at most 10.0 s, and as many with TPOT at most 100 ms." in page.text
+    assert (
+        "Service level: 95 % of requests with TTFT at most 10.0 s, and as many with TPOT at most 100 ms." in page.text
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (1234.5, "1,230"), (0.012345, "0.0123"), (-183.2, "−183"), (None, "not known"), (float("nan"), "not known"), (999.6, "1,000"), (12.0, "12.0")],
+    [
+        (0, "0"),
+        (1234.5, "1,230"),
+        (0.012345, "0.0123"),
+        (-183.2, "−183"),
+        (None, "not known"),
+        (float("nan"), "not known"),
+        (999.6, "1,000"),
+        (12.0, "12.0"),
+    ],
 )
 def test_numbers(value, text):
     assert figures.number(value) == text

@@ -41,7 +41,10 @@ def test_a_whatif_holds_only_what_it_changes():
 
 
 def test_another_method_replaces_the_whole_speculation_table():
-    base = GOOD + '[baseline.speculation]\nmethod="draft_model"\nmodel="llama-3.1-8b"\nk=1\nconditional_acceptance=[0.5]\nacceptance_source="q"\n'
+    base = (
+        GOOD
+        + '[baseline.speculation]\nmethod="draft_model"\nmodel="llama-3.1-8b"\nk=1\nconditional_acceptance=[0.5]\nacceptance_source="q"\n'
+    )
     study = resolve('[whatif.off.speculation]\nmethod = "none"\n', base)
     assert study.whatif["off"].speculation.method == "none"
     assert study.whatif["spec"].speculation.method == "eagle"
@@ -50,14 +53,23 @@ def test_another_method_replaces_the_whole_speculation_table():
 @pytest.mark.parametrize(
     ("extra", "line"),
     [
-        ("[whatif.b.prefix_cache]\nenable = true\n", "whatif.b.prefix_cache.enable: unknown key 'enable'; did you mean 'enabled'?"),
-        ('[whatif.b.speculation]\nmethod = "eagle"\nkk = 2\n', "whatif.b.speculation.kk: unknown key 'kk'; did you mean 'k'?"),
+        (
+            "[whatif.b.prefix_cache]\nenable = true\n",
+            "whatif.b.prefix_cache.enable: unknown key 'enable'; did you mean 'enabled'?",
+        ),
+        (
+            '[whatif.b.speculation]\nmethod = "eagle"\nkk = 2\n',
+            "whatif.b.speculation.kk: unknown key 'kk'; did you mean 'k'?",
+        ),
         ('[whatif.b.speculation]\nmethod = "eagl"\n', "'none', 'eagle', 'draft_model'"),
         ("[whatif.b.fleet]\nreplicas = 0\n", "whatif.b.fleet.replicas: Input should be greater than 0 (given: 0)"),
         ("[whatif.b]\nfleet = 3\n", "whatif.b.fleet: "),
         ("[whatif.B.fleet]\nreplicas = 1\n", "'B' is no name"),
         ("[whatif.baseline.fleet]\nreplicas = 1\n", "can't be called 'baseline'"),
-        ('[whatif.b.speculation]\nmethod="eagle"\nk=2\nconditional_acceptance=[0.5]\nacceptance_source="q"\n', "1 rates for k = 2"),
+        (
+            '[whatif.b.speculation]\nmethod="eagle"\nk=2\nconditional_acceptance=[0.5]\nacceptance_source="q"\n',
+            "1 rates for k = 2",
+        ),
         ("[whatif.b.engine]\nmax_batched_tokens = 8\n", "max_batched_tokens 8 is less than max_sequences 256"),
     ],
 )

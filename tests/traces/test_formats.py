@@ -60,7 +60,11 @@ def test_detection_and_its_evidence():
         (line(hash_ids=[1, 2]), "hash_ids", "number of ids does not fit"),
         (line(hash_ids="x"), "hash_ids", "not a list of whole numbers"),
         (line(hash_ids=[2**70] * 14), "hash_ids", "does not fit 64 bits"),
-        (GOOD.encode().replace(b'"output_length": 52', b'"output_length": 52, "output_length": 53'), "output_length", "twice"),
+        (
+            GOOD.encode().replace(b'"output_length": 52', b'"output_length": 52, "output_length": 53'),
+            "output_length",
+            "twice",
+        ),
         (GOOD.encode() + GOOD.encode(), None, "not a whole JSON object"),
     ],
 )
@@ -153,7 +157,9 @@ def test_fast_and_careful_path_agree_on_mutated_files(name):
             elif kind == "cut":
                 del text[chance.randrange(len(text) + 1) :]
             elif kind == "insert":
-                text[chance.randrange(len(text) + 1) : 0] = chance.choice([b" ", b"0", b",", b"\n", b"-", b"1e3", b".0", b"null"])
+                text[chance.randrange(len(text) + 1) : 0] = chance.choice(
+                    [b" ", b"0", b",", b"\n", b"-", b"1e3", b".0", b"null"]
+                )
             elif kind == "double":
                 lines.insert(place, bytes(text))
             elif kind == "swap":

@@ -17,7 +17,13 @@ from schemas.outcome import COMPONENTS
 from schemas.study import Scenario
 
 EAGLE = {"method": "eagle", "k": 3, "conditional_acceptance": [0.8] * 3, "acceptance_source": "test"}
-DRAFT = {"method": "draft_model", "k": 2, "conditional_acceptance": [0.8] * 2, "acceptance_source": "test", "model": "llama-3.1-8b"}
+DRAFT = {
+    "method": "draft_model",
+    "k": 2,
+    "conditional_acceptance": [0.8] * 2,
+    "acceptance_source": "test",
+    "model": "llama-3.1-8b",
+}
 
 
 def scenario(gpu="h100-sxm", model="llama-3.1-70b", tp=4, **more):
@@ -31,12 +37,20 @@ SCENARIOS = {
     "eagle": scenario(speculation=EAGLE),
     "draft model": scenario(speculation=DRAFT),
     "moe": scenario(model="qwen3-30b-a3b", tp=1),
-    "mla": scenario(gpu="h200", model="deepseek-v3", tp=8, ),
+    "mla": scenario(
+        gpu="h200",
+        model="deepseek-v3",
+        tp=8,
+    ),
     "fp8": scenario(model="llama-3.1-70b", tp=2),
     "pcie": scenario(gpu="l40s", model="llama-3.1-8b", tp=1),
 }
-SCENARIOS["fp8"] = SCENARIOS["fp8"].model_copy(update={"model": SCENARIOS["fp8"].model.model_copy(update={"weight_dtype": "fp8"})})
-SCENARIOS["mla"] = SCENARIOS["mla"].model_copy(update={"model": SCENARIOS["mla"].model.model_copy(update={"weight_dtype": "fp8"})})
+SCENARIOS["fp8"] = SCENARIOS["fp8"].model_copy(
+    update={"model": SCENARIOS["fp8"].model.model_copy(update={"weight_dtype": "fp8"})}
+)
+SCENARIOS["mla"] = SCENARIOS["mla"].model_copy(
+    update={"model": SCENARIOS["mla"].model.model_copy(update={"weight_dtype": "fp8"})}
+)
 BUILT = {name: build_hardware(each) for name, each in SCENARIOS.items()}
 
 
@@ -116,7 +130,9 @@ def test_draft_is_costed_by_its_own_passes():
     layer = 855_638_016 * 2 / 4 / (0.8 * 3.35e12)
     assert step["draft"] == pytest.approx(3 * (head + layer + 200e-6 + 9e-6 + 10e-6), rel=0.02)
     # vLLM #20780: 0.74 ms per draft token for EAGLE on Llama 3.1 8B; one H100 here.
-    one = build_hardware(scenario(model="llama-3.1-8b", tp=1, speculation={**EAGLE, "k": 1, "conditional_acceptance": [0.8]}))
+    one = build_hardware(
+        scenario(model="llama-3.1-8b", tp=1, speculation={**EAGLE, "k": 1, "conditional_acceptance": [0.8]})
+    )
     row = torch.tensor([[1, 1, 2, 0, 0, 500, 500, 1]], dtype=torch.float64)
     assert one.cost_model(row)[0, COMPONENTS.index("draft")].item() == pytest.approx(0.74e-3, rel=0.1)
 
@@ -149,7 +165,9 @@ def test_lowered_equals_torch(name):
         step = {**step, "draft_passes": passes}
         expected = seconds(name, **step)
         ints = ("tokens", "rows", "sampled", "draft_passes")
-        lowered = step_components(BUILT[name].lowered, *(int(step[f]) if f in ints else float(step[f]) for f in FEATURES))
+        lowered = step_components(
+            BUILT[name].lowered, *(int(step[f]) if f in ints else float(step[f]) for f in FEATURES)
+        )
         for component, value in zip(COMPONENTS, lowered, strict=True):
             assert value == pytest.approx(expected[component], rel=1e-6, abs=1e-15), component
 
@@ -173,7 +191,9 @@ def test_time_grows_with_work_and_shrinks_with_nothing_but_hardware(name):
 def test_half_the_bandwidth_never_helps():
     full = BUILT["dense"].cost_model
     halved = type(full)(full.gpu.model_copy(update={"bandwidth_gb_s": full.gpu.bandwidth_gb_s / 2}), full.shapes)
-    row = torch.tensor([[64, 64, 64, 0, 0, 64_000, 64_000, 0], [4096, 1, 1, 8_000_000, 4096, 0, 0, 0]], dtype=torch.float64)
+    row = torch.tensor(
+        [[64, 64, 64, 0, 0, 64_000, 64_000, 0], [4096, 1, 1, 8_000_000, 4096, 0, 0, 0]], dtype=torch.float64
+    )
     assert torch.all(halved(row).sum(-1) >= full(row).sum(-1))
 
 
@@ -194,13 +214,24 @@ def test_capacity_by_hand():
     assert capacity.pool_blocks == int(left * GIB // (16 * 80 * 1024))
     assert 0.5 < capacity.activations_gib < 3
     assert BUILT["eagle"].capacity.pool_blocks < capacity.pool_blocks, "a drafter's weights and KV come out of the pool"
-    assert BUILT["draft model"].capacity.draft_weights_gib == pytest.approx(hardware.model("llama-3.1-8b").params * 2 / 4 / GIB)
+    assert BUILT["draft model"].capacity.draft_weights_gib == pytest.approx(
+        hardware.model("llama-3.1-8b").params * 2 / 4 / GIB
+    )
 
 
 def test_what_does_not_fit_says_the_sum():
-    with pytest.raises(CapacityError, match=r"llama-3.1-70b \(bf16\) does not fit 1 x h100-sxm: 71.6 GiB usable per GPU, weights 131.4"):
+    with pytest.raises(
+        CapacityError, match=r"llama-3.1-70b \(bf16\) does not fit 1 x h100-sxm: 71.6 GiB usable per GPU, weights 131.4"
+    ):
         build_hardware(scenario(tp=1))
     with pytest.raises(CatalogError, match="has no fp8"):
-        build_hardware(Scenario.model_validate({"fleet": {"gpu": "a100-80g", "replicas": 1, "tensor_parallel": 4}, "model": {"name": "llama-3.1-70b", "weight_dtype": "fp8"}}))
+        build_hardware(
+            Scenario.model_validate(
+                {
+                    "fleet": {"gpu": "a100-80g", "replicas": 1, "tensor_parallel": 4},
+                    "model": {"name": "llama-3.1-70b", "weight_dtype": "fp8"},
+                }
+            )
+        )
     with pytest.raises(CatalogError, match="8 GPUs in one link domain"):
         build_hardware(scenario(tp=16))

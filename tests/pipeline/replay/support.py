@@ -110,7 +110,10 @@ def assert_equal(fast: ReplayResult, slow: reference.ReferenceResult) -> None:
             for column, name in enumerate(TIMELINE_INTEGRALS):
                 assert abs(timeline.integrals[interval, column] - expected.get(name, 0)) <= 1e-7, (interval, name)
             for column, name in enumerate(COMPONENTS):
-                assert abs(timeline.components[interval, column] - expected.get(f"{name}_s", 0)) <= 1e-9, (interval, name)
+                assert abs(timeline.components[interval, column] - expected.get(f"{name}_s", 0)) <= 1e-9, (
+                    interval,
+                    name,
+                )
         assert max(replica.timeline, default=0) < timeline.counters.shape[0]
 
 

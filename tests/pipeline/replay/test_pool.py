@@ -38,11 +38,14 @@ class Pair:
             private_id=len(nodes),
         )
         self.keys = [
-            [(block, j) for block in mine for j in range(self.per_id)] + [("private", r, j) for j in range(self.private)]
+            [(block, j) for block in mine for j in range(self.per_id)]
+            + [("private", r, j) for j in range(self.private)]
             for r, mine in enumerate(ids)
         ]
         longest = max(len(each) for each in self.keys) + 1
-        self.fast = fast.new_pool(self.capacity, len(nodes) + self.requests, self.requests, self.requests * longest, longest)
+        self.fast = fast.new_pool(
+            self.capacity, len(nodes) + self.requests, self.requests, self.requests * longest, longest
+        )
         self.slow = KvPool(self.capacity)
         self.held: list[list[Block] | None] = [None] * self.requests
         self.registered = [0] * self.requests

@@ -10,13 +10,24 @@ from pipeline.replay.engine import Arrivals, EngineConfig, replay
 from pipeline.trace import read_trace
 from schemas.study import Scenario
 
-SCENARIO = Scenario.model_validate({"fleet": {"gpu": "h100-sxm", "replicas": 4, "tensor_parallel": 4}, "model": {"name": "llama-3.1-70b"}})
-EAGLE = {"method": "eagle", "k": 3, "conditional_acceptance": [0.8, 0.75, 2 / 3], "acceptance_source": "Dynamo's 0.8, 0.6, 0.4"}
+SCENARIO = Scenario.model_validate(
+    {"fleet": {"gpu": "h100-sxm", "replicas": 4, "tensor_parallel": 4}, "model": {"name": "llama-3.1-70b"}}
+)
+EAGLE = {
+    "method": "eagle",
+    "k": 3,
+    "conditional_acceptance": [0.8, 0.75, 2 / 3],
+    "acceptance_source": "Dynamo's 0.8, 0.6, 0.4",
+}
 
 
 def run(path, *, replicas, blocks, block_tokens=512, spread_s=0.0, **more):
     trace = read_trace(path)
-    scenario = SCENARIO if "acceptance" not in more else SCENARIO.model_validate({**SCENARIO.model_dump(), "speculation": EAGLE})
+    scenario = (
+        SCENARIO
+        if "acceptance" not in more
+        else SCENARIO.model_validate({**SCENARIO.model_dump(), "speculation": EAGLE})
+    )
     cost = build_hardware(scenario).lowered
     n = trace.arrival_us.shape[0]
     arrivals = Arrivals(
