@@ -109,6 +109,7 @@ def engine_config(resolved: ResolvedScenario, seed: int) -> EngineConfig:
         max_sequences=engine.max_sequences,
         max_model_len=resolved.max_model_len,
         prefix_caching=scenario.prefix_cache.enabled,
+        reserve_full_isl=engine.reserve_full_isl,
         drop_last_hit_block=drafter is not None and drafter.drops_last_hit_block,
         acceptance=() if isinstance(spec, NoSpeculation) else spec.conditional_acceptance,
         seed=seed,

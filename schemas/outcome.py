@@ -64,7 +64,7 @@ TIMELINE_COUNTERS = (
     "arrivals",
     "finished",
     "steps",
-    "prefill_tokens",  # prompt tokens computed (recomputation after preemption included)
+    "prefill_tokens",  # computed by prefilling rows; recomputation after a preemption, generated tokens included, counts here
     "decode_tokens",  # query tokens of decoding rows, drafts included
     "emitted_tokens",
     "hit_tokens",

@@ -65,6 +65,11 @@ class Engine(_Section):
         default=8192, description="token budget of one step (max_num_batched_tokens)"
     )
     max_sequences: PositiveInt = Field(default=256, description="requests running at once (max_num_seqs)")
+    reserve_full_isl: bool = Field(
+        default=True,
+        description="admit a request only if its whole sequence fits the free KV blocks, not merely its first chunk "
+        "(scheduler_reserve_full_isl; false = as older vLLM)",
+    )
     max_model_len: PositiveInt | None = Field(
         default=None,
         description="longest sequence in tokens; not set = the model's, or what the KV pool can hold if less",

@@ -32,7 +32,7 @@ class Arrivals:
     trace_block_tokens: int | None  # null = no identity known
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """One engine and how many of it; see docs/replay.md for every term."""
 
@@ -44,6 +44,7 @@ class EngineConfig:
     max_model_len: int
     prefix_caching: bool = False
     drop_last_hit_block: bool = False
+    reserve_full_isl: bool = True
     acceptance: tuple[float, ...] = ()  # conditional, one per draft token; () = no speculation
     seed: int = 1
     interval_s: float = 10.0
@@ -83,6 +84,7 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
         drop_last_hit_block=config.drop_last_hit_block,
         draft_tokens=len(config.acceptance),
         lookahead_tokens=len(config.acceptance),
+        reserve_full_isl=config.reserve_full_isl,
         seed=np.uint64(config.seed),
         acceptance=np.array(config.acceptance, dtype=np.float64),
         interval_s=config.interval_s,

@@ -39,7 +39,8 @@ class Settings(NamedTuple):
     prefix_caching: bool
     drop_last_hit_block: bool
     draft_tokens: int  # k; 0 = no speculation
-    lookahead_tokens: int  # slots allocated beyond a running request's scheduled tokens
+    lookahead_tokens: int  # slots allocated beyond a request's scheduled tokens
+    reserve_full_isl: bool  # admit only what fits as a whole, not merely its first chunk
     seed: np.uint64
     acceptance: Floats  # [k] conditional
     interval_s: float
@@ -234,8 +235,11 @@ def schedule(
             computed = blocks * settings.block_tokens
             pending = total - computed
             tokens = min(pending, budget)
-            needed = blocks_for(computed + tokens, settings) - blocks
-            if needed + unheld_hits(pool, parts) > free_blocks(pool):
+            needed = max(0, blocks_for(computed + tokens + settings.lookahead_tokens, settings) - blocks)
+            must_fit = needed
+            if settings.reserve_full_isl:
+                must_fit = max(needed, blocks_for(total, settings) - blocks)
+            if must_fit + unheld_hits(pool, parts) > free_blocks(pool):
                 break
             touch(pool, chains, request, parts)
             allocate(pool, request, needed)

@@ -70,6 +70,7 @@ class ReferenceConfig:
     drop_last_hit_block: bool = False
     draft_tokens: int | None = None
     lookahead_tokens: int | None = None
+    reserve_full_isl: bool = True
     conditional_acceptance: tuple[float, ...] = ()
     seed: int = 1
     interval_s: float = 10.0

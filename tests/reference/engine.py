@@ -169,8 +169,9 @@ class Replica:
             computed = len(hits) * config.block_tokens
             pending = request.tokens - computed
             tokens = min(pending, budget)
-            needed = self.blocks_for(computed + tokens) - len(hits)
-            if not self.pool.can_allocate(needed, hits):
+            needed = max(0, self.blocks_for(computed + tokens + config.lookahead) - len(hits))
+            whole = self.blocks_for(request.tokens) - len(hits) if config.reserve_full_isl else 0
+            if not self.pool.can_allocate(max(needed, whole), hits):
                 break
             self.waiting.popleft()
             self.pool.touch(hits)

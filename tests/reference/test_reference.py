@@ -217,11 +217,11 @@ def test_drafts_are_cut_by_the_budget():
 
 
 def test_rejected_drafts_are_rewound_but_had_their_blocks():
-    """k = 2, none accepted, 3 tokens: 1 block at admission (no lookahead); then 3 + 3 + 2 = 8 tokens need 2 blocks,
-    4 + 3 + 2 = 9 need 3. Each step emits one token."""
+    """k = 2, none accepted, 3 tokens: at admission 3 + 2 = 5 slots need 2 blocks; then 3 + 3 + 2 = 8 need 2, 4 + 3 + 2 = 9
+    need 3. Each step emits one token."""
     result, asked = run((0, 3, 3, None), conditional_acceptance=(0.0, 0.0))
     assert [features[5:7] for features in asked] == [(0, 0), (3 * 3 + 6, 6), (3 * 4 + 6, 7)]
-    assert result.timelines[0][0]["kv_used_blocks_mean"] == 1 + 2 + 3
+    assert result.timelines[0][0]["kv_used_blocks_mean"] == 2 + 2 + 3
     assert (each(result, "draft_tokens"), each(result, "accepted_tokens")) == ([4], [0])
     assert each(result, "finish_s") == [3]
 
@@ -298,3 +298,15 @@ def test_crowded_cases_are_crowded():
         specs, config = busy_case(seed)
         seen.update(what_happened(replay(specs, config, lambda *features: UNIT), config))
     assert len(seen) == 10 and min(seen.values()) >= 30, seen
+
+
+def test_a_prompt_is_admitted_only_if_all_of_it_fits():
+    """Pool of 6 blocks of 4. A (8 + 8 tokens) holds 2 to 4 blocks until its last token at second 8. B (20 tokens) needs 5 blocks
+    as a whole, its first chunk of 8 only 2: with the whole sequence reserved it waits until A is done."""
+    config = {"pool_blocks": 6, "max_batched_tokens": 8}
+    whole, _ = run((0, 8, 8, None), (0, 20, 1, None), **config)
+    chunk, _ = run((0, 8, 8, None), (0, 20, 1, None), reserve_full_isl=False, **config)
+    assert each(whole, "scheduled_s") == [0, 8]
+    assert each(whole, "preemptions") == [0, 0]
+    assert each(chunk, "scheduled_s") == [0, 1]
+    assert each(chunk, "preemptions")[1] >= 1

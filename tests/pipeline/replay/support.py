@@ -56,6 +56,7 @@ def engine_config_of(config: reference.ReferenceConfig) -> EngineConfig:
         max_model_len=config.max_model_len,
         prefix_caching=config.prefix_caching,
         drop_last_hit_block=config.drop_last_hit_block,
+        reserve_full_isl=config.reserve_full_isl,
         acceptance=config.conditional_acceptance,
         seed=config.seed,
         interval_s=config.interval_s,
