@@ -270,7 +270,7 @@ def main() -> None:
         print(f"preplay: {problem.line()}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("preplay: interrupted; nothing half-written was left behind", file=sys.stderr)
+        print("preplay: interrupted (a run can be continued with --resume)", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our stdout has gone: nothing to tell it

@@ -6,7 +6,6 @@ it is complete. `rows_read == rows_kept + rows_rejected` is asserted, not hoped 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,23 +19,22 @@ from numpy.typing import NDArray
 
 from pipeline import folders
 from pipeline.identity import BlockIds
+from pipeline.rejects import RejectedRows
 from pipeline.sorting import sorted_by_arrival
 from schemas.errors import InputError, TooManyRejected
 from schemas.trace import (
     IDENTITIES_FILE,
     IDENTITY_SCHEMA,
     REJECTED_FILE,
-    REJECTED_SCHEMA,
     REPORT_FILE,
     TRACE_FILE,
     TRACE_SCHEMA,
     IngestReport,
-    RejectedReason,
     SourceFile,
     TraceMeta,
 )
 from traces.lines import LineReader, first_line_of
-from traces.registry import Batch, Rejected, TraceFormat, detect_format, format_named
+from traces.registry import Batch, TraceFormat, detect_format, format_named
 
 MAX_REJECTED = 0.01
 """Share of rows that may be rejected unless the user says otherwise."""
@@ -62,26 +60,14 @@ def ingest(
     known, evidence = _agreed_format(logs, format)
     partial = folders.partial_of(out)
     with folders.claimed(partial, keep=False):
-        account = _Account(known, evidence, sort=sort)
-        name = _UNSORTED_FILE if sort else TRACE_FILE
+        rejects = RejectedRows(partial / REJECTED_FILE)
+        account = _Account(known, evidence, rejects, sort=sort)
         try:
-            with pq.ParquetWriter(partial / name, TRACE_SCHEMA, compression="zstd") as writer:
-                for number, log in enumerate(logs, start=1):
-                    for batch in _batches(log, known, account):
-                        if batch.lines.size:
-                            writer.write_table(account.table(batch, number, log))
-                account.check(logs, max_rejected)
-                if not sort:
-                    writer.add_key_value_metadata(account.meta().as_metadata())
-            if sort:
-                unsorted = partial / _UNSORTED_FILE
-                account.distinct_arrivals = sorted_by_arrival(
-                    unsorted, partial / TRACE_FILE, account.first_us, account.meta()
-                )
-                unsorted.unlink()
+            _read_logs(logs, account, partial, max_rejected)
         except TooManyRejected as problem:
             beside = out.with_name(f"{out.name}.rejected.parquet")
-            folders.write_parquet(account.rejected_table(), beside)
+            rejects.close()
+            rejects.file.replace(beside)
             _remove(partial)
             raise TooManyRejected(
                 problem.problem,
@@ -90,14 +76,31 @@ def ingest(
                 mend=f"{problem.mend}; the rejected rows lie in {beside}",
             ) from None
         except BaseException:
+            rejects.close()
             _remove(partial)
             raise
+        rejects.close()
         report = account.report()
         folders.write_parquet(_identities(), partial / IDENTITIES_FILE)
-        folders.write_parquet(account.rejected_table(), partial / REJECTED_FILE)
         folders.write_text(report.model_dump_json(indent=2) + "\n", partial / REPORT_FILE)
         folders.publish(partial, out)
     return report
+
+
+def _read_logs(logs: Sequence[Path], account: _Account, partial: Path, max_rejected: float) -> None:
+    """Write the trace file into `partial`. Raises what `ingest` raises for the content of the logs."""
+    target, unsorted = partial / TRACE_FILE, partial / _UNSORTED_FILE
+    with pq.ParquetWriter(unsorted if account.sort else target, TRACE_SCHEMA, compression="zstd") as writer:
+        for number, log in enumerate(logs, start=1):
+            for batch in _batches(log, account):
+                if batch.lines.size:
+                    writer.write_table(account.table(batch, number))
+        account.check(logs, max_rejected)
+        if not account.sort:
+            writer.add_key_value_metadata(account.meta().as_metadata())
+    if account.sort:
+        account.distinct_arrivals = sorted_by_arrival(unsorted, target, account.first_us, account.meta())
+        unsorted.unlink()
 
 
 def _remove(partial: Path) -> None:
@@ -128,9 +131,10 @@ def _agreed_format(logs: Sequence[Path], name: str | None) -> tuple[TraceFormat,
     return chosen, evidence
 
 
-def _batches(log: Path, known: TraceFormat, account: _Account) -> Iterator[Batch]:
+def _batches(log: Path, account: _Account) -> Iterator[Batch]:
     """A log's chunks, parsed; its header is checked and skipped, a byte order mark too."""
     reader = LineReader(log)
+    known = account.known
     header_due = known.has_header
     for chunk, line in reader.chunks():
         body, number = chunk, line
@@ -154,10 +158,10 @@ class _Account:
 
     known: TraceFormat
     evidence: str
+    rejects: RejectedRows
     sort: bool
     sources: list[SourceFile] = field(default_factory=list)
     kept: int = 0
-    rejected: list[tuple[Path, Rejected]] = field(default_factory=list)
     reordered: int = 0
     first_us: int = 0
     latest_us: int = 0
@@ -169,7 +173,7 @@ class _Account:
 
     def add(self, batch: Batch, log: Path) -> None:
         """Enter a batch. Raises InputError for timestamps out of order, unless they will be sorted."""
-        self.rejected += [(log, row) for row in batch.rejected]
+        self.rejects.add(log, batch.rejected)
         if batch.lines.size == 0:
             return
         arrival = batch.arrival_us
@@ -196,9 +200,8 @@ class _Account:
         self.input_tokens += int(batch.input_tokens.sum(dtype=np.int64))
         self.output_tokens += int(batch.output_tokens.sum(dtype=np.int64))
 
-    def table(self, batch: Batch, file_number: int, log: Path) -> pa.Table:
+    def table(self, batch: Batch, file_number: int) -> pa.Table:
         """A batch as TRACE_SCHEMA. Arrivals are relative to the first, or as logged where they are sorted later."""
-        del log
         n = batch.lines.size
         shift = 0 if self.sort else self.first_us
         columns: dict[str, pa.Array] = {
@@ -226,32 +229,19 @@ class _Account:
 
     def check(self, logs: Sequence[Path], max_rejected: float) -> None:
         """Raises TooManyRejected, or InputError where no row was of use."""
-        read = self.kept + len(self.rejected)
+        read = self.kept + self.rejects.count
         if read == 0:
             raise InputError("no requests in it, only a header", file=logs[0])
-        share = len(self.rejected) / read
+        share = self.rejects.count / read
         if share > max_rejected or self.kept == 0:
-            top = self.reasons()[0]
+            top = self.rejects.reasons()[0]
             raise TooManyRejected(
-                f"{len(self.rejected):,} of {read:,} rows rejected ({share:.2%}, allowed {max_rejected:.2%}); "
+                f"{self.rejects.count:,} of {read:,} rows rejected ({share:.2%}, allowed {max_rejected:.2%}); "
                 f"most often: {top.reason} ({top.rows:,}x)",
                 file=top.first_file,
                 place=top.first_line,
                 mend="mend the log, or allow more with --max-rejected" if self.kept else "mend the log",
             )
-
-    def reasons(self) -> list[RejectedReason]:
-        """Reasons for rejection, the most frequent first."""
-        counts: Counter[str] = Counter()
-        first: dict[str, tuple[str, int]] = {}
-        for log, row in self.rejected:
-            reason = row.reason if row.column is None else f"{row.column}: {row.reason}"
-            counts[reason] += 1
-            first.setdefault(reason, (str(log), row.line))
-        return [
-            RejectedReason(reason=reason, rows=rows, first_file=first[reason][0], first_line=first[reason][1])
-            for reason, rows in counts.most_common()
-        ]
 
     def meta(self) -> TraceMeta:
         """What goes into the Parquet file's metadata."""
@@ -268,20 +258,12 @@ class _Account:
             return None
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self.first_us)).isoformat()
 
-    def rejected_table(self) -> pa.Table:
-        """REJECTED_SCHEMA, in the order of reading."""
-        rows = [
-            {"file": str(log), "line": row.line, "column": row.column, "text": row.text, "reason": row.reason}
-            for log, row in self.rejected
-        ]
-        return pa.Table.from_pylist(rows, schema=REJECTED_SCHEMA)
-
     def report(self) -> IngestReport:
         """The account, reconciled."""
         known_identity = self.known.prefix_identity != "unknown"
-        reasons = tuple(self.reasons())
+        reasons = tuple(self.rejects.reasons())
         rejected = sum(reason.rows for reason in reasons)
-        assert rejected == len(self.rejected)
+        assert rejected == self.rejects.count, "rejected rows don't add up"
         return IngestReport(
             source_format=self.known.name,
             evidence=self.evidence,

@@ -162,7 +162,7 @@ def _row(number: int, line: bytes) -> tuple[int, int, int, int, list[int]] | Rej
     except UnicodeDecodeError:
         return no(None, text, "not UTF-8")
     except _Duplicate as problem:
-        return no(str(problem), text, "the field stands there twice")
+        return no(str(problem)[:100], text, "the field stands there twice")
     except (ValueError, RecursionError):
         return no(None, text, "not a whole JSON object")
     if not isinstance(entry, dict):

@@ -31,18 +31,18 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
     rows = []
     for each in scenarios:
         values = tuple(write(each.mean(metric)) for _, metric, write in _COLUMNS)
-        rows.append((each.name, configuration(each), *values, "✓ met" if each.meets_slo else "✗ missed"))
+        rows.append((each.name, configuration(each), "✓ met" if each.meets_slo else "✗ missed", *values))
     keys = list(scenarios[0].seeds[0])
     raw: list[tuple[Any, ...]] = [tuple(row[key] for key in keys) for each in scenarios for row in each.seeds]
     table = Table(
         name="scenarios",
-        columns=("scenario", "configuration", *(header for header, _, _ in _COLUMNS), "service level"),
+        columns=("scenario", "configuration", "service level", *(header for header, _, _ in _COLUMNS)),
         rows=tuple(rows),
         csv_columns=tuple(keys),
         csv_rows=tuple(raw),
         caption=f"Mean over {seeds} seed(s); percentiles are exact, over completed requests. H_tokens: reused prompt "
         "tokens / prompt tokens. tokens/s/GPU: generated tokens. The CSV has one row per scenario and seed, in ms.",
-        numeric_from=2,
+        numeric_from=3,
     )
     settings = table_of(
         "settings",
