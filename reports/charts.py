@@ -36,17 +36,21 @@ def spec_of(chart: Any, description: str) -> dict[str, Any]:
     return spec
 
 
-def series_encodings(names: list[str], title: str) -> dict[str, Any]:
-    """Colour and dash for named series, the first one grey and solid; one legend, because the titles are equal."""
-    shown = names[:MOST_SERIES]
-    colours = [GREY, *SERIES][: len(shown)]
+def series_encodings(shown: list[str], names: list[str], title: str) -> dict[str, Any]:
+    """Colour and dash for the series `shown`; one legend, because the titles are equal.
+
+    A series keeps its look in every chart: it goes by its place in `names`, whose first one, the baseline, is grey and solid.
+    """
+    places = [names.index(name) for name in shown]
+    colours = [[GREY, *SERIES][place] for place in places]
+    dashes = [list(DASHES[place]) for place in places]
     return {
         "color": alt.Color("series:N", title=title, sort=shown, scale=alt.Scale(domain=shown, range=colours)),
         "strokeDash": alt.StrokeDash(
             "series:N",
             title=title,
             sort=shown,
-            scale=alt.Scale(domain=shown, range=[list(d) for d in DASHES[: len(shown)]]),
+            scale=alt.Scale(domain=shown, range=dashes),
         ),
     }
 
@@ -111,10 +115,16 @@ def curve_chart(curve: list[Row], marks: list[Row], description: str) -> dict[st
     return spec_of(alt.layer(*layers).properties(width=WIDTH, height=280), description)
 
 
-def hit_length_chart(rows: list[Row], names: list[str], description: str) -> dict[str, Any]:
-    """Grouped bars: share of requests by hit length. Rows: series, bin, bin_order, share."""
+def hit_length_chart(rows: list[Row], scenarios: list[str], description: str) -> dict[str, Any]:
+    """Grouped bars: share of requests by hit length. Rows: series, bin, bin_order, share.
+
+    A series that is no scenario (the unbounded cache) has a colour of its own.
+    """
+    names = list(dict.fromkeys(row["series"] for row in rows))[:MOST_SERIES]
+    rows = [row for row in rows if row["series"] in names]
+    palette = dict(zip(scenarios, [GREY, *SERIES[:-1]], strict=False))
     bins = list(dict.fromkeys(row["bin"] for row in sorted(rows, key=lambda row: row["bin_order"])))
-    colours = [GREY, *SERIES][: len(names)]
+    colours = [palette.get(name, SERIES[-1]) for name in names]
     chart = (
         alt.Chart(alt.Data(values=rows))
         .mark_bar(stroke="white", strokeWidth=0.5)
@@ -152,11 +162,18 @@ def interaction_chart(rows: list[Row], description: str) -> dict[str, Any]:
 
 
 def time_chart(
-    rows: list[Row], names: list[str], value: str, title: str, description: str, *, peak: float | None = None
+    rows: list[Row],
+    shown: list[str],
+    names: list[str],
+    value: str,
+    title: str,
+    description: str,
+    *,
+    peak: float | None = None,
 ) -> dict[str, Any]:
-    """Lines over the trace's time. Rows: series, minute, and `value`."""
+    """Lines over the trace's time, the series `shown` of all `names`. Rows: series, minute, and `value`."""
     lines = (
-        alt.Chart(alt.Data(values=[row for row in rows if row["series"] in names[:MOST_SERIES]]))
+        alt.Chart(alt.Data(values=[row for row in rows if row["series"] in shown]))
         .mark_line(strokeWidth=1.6)
         .encode(
             x=alt.X("minute:Q", title="minutes from the first arrival"),
@@ -166,7 +183,7 @@ def time_chart(
                 alt.Tooltip("minute:Q", format=".1f"),
                 alt.Tooltip(f"{value}:Q", format=",.3g"),
             ],
-            **series_encodings(names, "scenario"),
+            **series_encodings(shown, names, "scenario"),
         )
     )
     layers: list[Any] = [lines]

@@ -133,3 +133,17 @@ def test_a_wheel_holds_what_the_program_reads(tmp_path):
     ]  # fmt: skip
     assert [name for name in wanted if name not in names] == []
     assert not any(name.startswith(("tests/", "benchmarks/", "docs/")) for name in names)
+    # And it works from any folder, without the checkout.
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    code = (
+        "import pipeline, pathlib; assert pathlib.Path(pipeline.__file__).is_relative_to({site!r}); "
+        "from pipeline.demo import prepare_demo; from pipeline.study import check_study; "
+        "print(len(check_study(prepare_demo(pathlib.Path('d'), force=False, say=print)).scenarios))"
+    ).format(site=str(tmp_path / "site"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=elsewhere, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "4"

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cost.lowered import LoweredCost
-from pipeline.replay.loop import DONE, STEPS_DONE, TIMELINE_FULL, new_progress, run_replica
-from pipeline.replay.pool import Chains, Pool, new_pool
+from pipeline.replay.loop import DONE, NOW, STEPS_DONE, TIMELINE_FULL, new_progress, run_replica
+from pipeline.replay.pool import CACHED, Chains, Pool, new_pool
 from pipeline.replay.router import ROUTERS
 from pipeline.replay.scheduler import Requests, Settings, new_queues
-from pipeline.replay.timeline import Timeline, longer, new_timeline
+from pipeline.replay.timeline import Timeline, add_idle, longer, new_timeline
 from schemas.errors import StudyError
 
 
@@ -96,7 +96,7 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
     ids = chains.private_id + n
     span = float(arrivals.arrival_s[-1]) if n else 0.0
     intervals = int(span / config.interval_s) + 2
-    timelines, steps, pools = [], [], []
+    timelines, steps, pools, ends = [], [], [], []
     for index in range(config.replicas):
         mine = np.flatnonzero((replica == index) & kept).astype(np.int32)
         pool = new_pool(config.pool_blocks, ids, n, holds, longest)
@@ -111,9 +111,23 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
             raise AssertionError(f"replica {index} had requests and scheduled none of them")
         timelines.append(timeline)
         steps.append(int(progress.counts[STEPS_DONE]))
+        ends.append((float(progress.clock[NOW]), int(pool.totals[CACHED])))
         if keep_pools:
             pools.append(pool)
+    timelines = _idle_to_the_end(timelines, ends, config.interval_s)
     return ReplayResult(requests, refused, replica, tuple(timelines), np.array(steps), tuple(pools))
+
+
+def _idle_to_the_end(timelines: list[Timeline], ends: list[tuple[float, int]], interval_s: float) -> list[Timeline]:
+    """A replica that is done before the others keeps its cached blocks until the fleet's last event."""
+    last = max(end for end, _ in ends)
+    filled = []
+    for timeline, (end, cached) in zip(timelines, ends, strict=True):
+        while int(last / interval_s) >= timeline.counters.shape[0]:
+            timeline = longer(timeline)
+        add_idle(timeline, end, last, interval_s, cached)
+        filled.append(timeline)
+    return filled
 
 
 def _chains(arrivals: Arrivals, config: EngineConfig) -> Chains:

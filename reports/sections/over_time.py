@@ -46,7 +46,7 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
             "Blocks that nobody holds and that can still be hit (0 with caching off).",
         ),
     ]
-    caching = [each.name for each in scenarios if each.settings["prefix_caching"]][: MOST_SERIES - 1]
+    caching = [name for each in scenarios if each.settings["prefix_caching"] and (name := each.name) in names]
     if caching:
         lines.append(
             (
@@ -67,7 +67,7 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
             row[value] = None if row[value] is None else float(f"{row[value]:.4g}")
         blocks.append(
             Chart(
-                time_chart(slim, shown, value, title, f"{title} over time. {finding}.", peak=marked),
+                time_chart(slim, shown, names, value, title, f"{title} over time. {finding}.", peak=marked),
                 f"Read: {caption} First seed.",
             )
         )

@@ -37,7 +37,7 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
         best = max(got, key=lambda row: row["reuse_ratio"])
         finding += f"; {best['scenario']} reused {percent(best['reuse_ratio'])}"
     blocks: list[Block] = [*_ladder_notes(ladder), _curve(warehouse, curve, finding)]
-    if lengths := _hit_lengths(warehouse):
+    if lengths := _hit_lengths(warehouse, [each.name for each in scenarios]):
         blocks.append(lengths)
     cold_warm = warehouse.rows("cold_warm")
     if cold_warm:
@@ -75,7 +75,6 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
         )
     )
     blocks.append(Note("Not in this version: reuse by tier, and the price of isolation per tenant or user."))
-    del scenarios
     return Section(4, "Reuse", finding, blocks)
 
 
@@ -118,7 +117,7 @@ def _curve(warehouse: Warehouse, curve: list[dict[str, Any]], finding: str) -> C
     )
 
 
-def _hit_lengths(warehouse: Warehouse) -> Chart | None:
+def _hit_lengths(warehouse: Warehouse, scenarios: list[str]) -> Chart | None:
     rows = warehouse.rows("hit_lengths")
     if not rows:
         return None
@@ -130,7 +129,7 @@ def _hit_lengths(warehouse: Warehouse) -> Chart | None:
     most = max((row for row in rows if row["series"] == names[0]), key=lambda row: row["share"])
     finding = f"With an unbounded cache {percent(most['share'], 2)} of requests hit {most['bin']} tokens"
     return Chart(
-        hit_length_chart(rows, names, f"Distribution of hit length. {finding}."),
+        hit_length_chart(rows, scenarios, f"Distribution of hit length. {finding}."),
         f"Read: how long the reused prefix is, not only whether there is one. {finding}.",
         table_of(
             "hit_lengths",

@@ -296,6 +296,9 @@ def replay(
     replicas = [Replica(config, step_components, check) for _ in range(config.replicas)]
     for replica, queue in zip(replicas, queues, strict=True):
         replica.run(queue)
+    end = max(replica.now for replica in replicas)
+    for replica in replicas:
+        replica.idle_until(end)
     for request in requests:
         request.check_outcome()
     return ReferenceResult(requests, replicas)
