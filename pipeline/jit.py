@@ -56,6 +56,16 @@ def njit(function: Function) -> Function:
     return cast("Function", numba.njit(**options)(function))
 
 
+def inlined(function: Function) -> Function:
+    """Compile a kernel into its caller: for what runs once per step.
+
+    Handing fifty arrays over costs about 75 ns a call even uncounted; inlining the scheduler and the commit made the replay
+    on 8 replicas twice as fast (163 to 85 ms).
+    """
+    options: dict[str, Any] = {"inline": "always", "error_model": "numpy", "_nrt": False}
+    return cast("Function", numba.njit(**options)(function))
+
+
 def compiled_before() -> bool:
     """Whether compiled kernels of exactly these sources are there, so that the first call won't take long."""
     return next(CACHE_FOLDER.rglob("loop.run_replica*.nbc"), None) is not None

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cost.lowered import LoweredCost, step_components
-from pipeline.jit import njit
+from pipeline.jit import inlined, njit
 from pipeline.replay.pool import CACHED, CAPACITY, EVICTED, Chains, Pool, free_blocks, release
 from pipeline.replay.scheduler import (
     RUNNING_COUNT,
@@ -58,7 +58,7 @@ def new_progress() -> Progress:
     return Progress(np.zeros(3, np.float64), np.zeros(2, np.int64))
 
 
-@njit
+@inlined
 def commit(
     settings: Settings,
     pool: Pool,
@@ -90,8 +90,10 @@ def commit(
                     requests.accepted_tokens[request] += accepted
                     computed -= drafts - accepted
                 remaining = requests.output_tokens[request] - before
-                emitted = min(accepted + 1, remaining)
-                requests.trimmed_tokens[request] += accepted + 1 - emitted
+                emitted = accepted + 1
+                if emitted > remaining:
+                    requests.trimmed_tokens[request] += emitted - remaining
+                    emitted = remaining
                 requests.emitting_steps[request] += 1
                 requests.emitted[request] = before + emitted
                 emitted_tokens += emitted
@@ -108,7 +110,8 @@ def commit(
                     release(pool, request)
                     finished += 1
                     continue
-                requests.has_drafts[request] = settings.draft_tokens > 0
+                if settings.draft_tokens > 0:
+                    requests.has_drafts[request] = True
             else:
                 requests.computed[request] = computed
         queues.running[kept] = request

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.jit import njit
+from pipeline.jit import inlined, njit
 from pipeline.replay.pool import (
     Chains,
     Pool,
@@ -164,7 +164,7 @@ def preempt(pool: Pool, requests: Requests, queues: Queues, target_sum: float, d
     return victim
 
 
-@njit
+@inlined
 def schedule(
     settings: Settings,
     pool: Pool,
@@ -190,8 +190,11 @@ def schedule(
         pending = total - computed
         want = pending + settings.draft_tokens if requests.has_drafts[request] else pending
         tokens = min(want, budget, settings.max_model_len - 1 - computed)
-        needed = blocks_for(computed + tokens + settings.lookahead_tokens, settings) - pool.request_blocks[request]
-        if needed > 0:
+        # Most steps stay inside the blocks that are there; multiplying finds that out without two divisions per row.
+        block_tokens = settings.block_tokens
+        slots = min(computed + tokens + settings.lookahead_tokens, settings.max_model_len)
+        if slots > pool.request_blocks[request] * block_tokens:
+            needed = blocks_for(slots, settings) - pool.request_blocks[request]
             preempted_itself = False
             while needed > free_blocks(pool):
                 victim = preempt(pool, requests, queues, target_sum, draft_sum)
@@ -203,9 +206,9 @@ def schedule(
                 break
             allocate(pool, request, needed)
         if settings.prefix_caching:
-            full = min(computed + tokens, total) // settings.block_tokens
-            if full > pool.request_registered[request]:
-                register(pool, chains, request, full)
+            final = min(computed + tokens, total)
+            if final >= (pool.request_registered[request] + 1) * block_tokens:
+                register(pool, chains, request, final // block_tokens)
         drafts = max(0, tokens - pending)
         queues.tokens[place] = tokens
         queues.drafts[place] = drafts
