@@ -22,6 +22,9 @@ OUTCOME_SCHEMA = pa.schema(
         pa.field("arrival_s", pa.float64(), nullable=False),
         pa.field("input_tokens", pa.int32(), nullable=False),
         pa.field("output_tokens", pa.int32(), nullable=False),  # emitted; 0 when refused
+        pa.field(
+            "clipped", pa.bool_(), nullable=False
+        ),  # the log's output was longer than the engine's longest sequence allows
         pa.field("hit_tokens", pa.int32()),  # at first admission; null = identity unknown
         pa.field("recomputed_tokens", pa.int32(), nullable=False),  # computed again after a preemption
         pa.field("preemptions", pa.int32(), nullable=False),

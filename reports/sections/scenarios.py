@@ -64,6 +64,15 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
                 "warning",
             )
         )
+    if any(each.mean("clipped") for each in scenarios):
+        most = max(each.mean("clipped") or 0 for each in scenarios)
+        blocks.append(
+            Note(
+                f"Up to {count(most)} outputs end at the engine's longest sequence, before the log's did: these requests are served "
+                "with less work than they really were.",
+                "warning",
+            )
+        )
     return Section(2, "Scenarios", f"{met} of {len(scenarios)} scenarios meet the service level", blocks)
 
 

@@ -232,6 +232,24 @@ def test_scenarios_that_cannot_run_say_why_before_anything_runs(small_trace, azu
         check_study(study_at(tmp_path, tmp_path / "nothing"))
 
 
+def test_what_is_too_long_is_refused_or_clipped_and_counted(small_trace, tmp_path):
+    """A longest sequence of 8,000 tokens: prompts from 8,000 tokens on are refused, outputs end at 8,000 together."""
+    text = STUDY.split("[whatif.caching")[0] + "[baseline.engine]\nmax_model_len = 8000\n"
+    out = run_study(study_at(tmp_path, small_trace, text), tmp_path / "run")
+    table = pq.ParquetFile(out / "outcomes/scenario=baseline/seed=1/part-0.parquet").read().to_pylist()
+    trace = pq.read_table(small_trace / "trace.parquet").to_pylist()
+    assert any(row["status"] == "refused" for row in table) and any(row["clipped"] for row in table)
+    for row, logged in zip(table, trace, strict=True):
+        fits = logged["input_tokens"] < 8000
+        assert row["status"] == ("completed" if fits else "refused")
+        assert row["output_tokens"] == (min(logged["output_tokens"], 8000 - logged["input_tokens"]) if fits else 0)
+        assert row["clipped"] == (fits and row["output_tokens"] < logged["output_tokens"])
+        assert (row["ttft_ms"] is None) == (not fits)
+    from reports.page import render
+
+    assert "Refused requests are longer" in render(out) and "end at the engine" in render(out)
+
+
 def test_a_trace_without_identity_runs_and_says_unknown(azure, tmp_path):
     text = STUDY.split("[whatif.caching")[0]
     out = run_study(study_at(tmp_path, azure, text), tmp_path / "run")
