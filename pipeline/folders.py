@@ -40,8 +40,11 @@ def claimed(partial: Path, *, keep: bool) -> Iterator[None]:
         partial.mkdir(parents=True, exist_ok=True)
         with _lock(partial):
             yield
-    except PermissionError as problem:
-        raise RunError("may not be written", file=problem.filename, mend="choose another place with --out") from None
+    except OSError as problem:  # no such place, no permission, read-only, full
+        reason = problem.strerror or str(problem).splitlines()[0]
+        raise RunError(
+            f"can't be written ({reason})", file=problem.filename or partial, mend="choose another place with --out"
+        ) from None
 
 
 @contextlib.contextmanager

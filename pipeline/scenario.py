@@ -122,10 +122,10 @@ def run_scenario(resolved: ResolvedScenario, trace: Trace, seed: int) -> tuple[p
     """Replay: (outcomes, timeline), of OUTCOME_SCHEMA and TIMELINE_SCHEMA."""
     arrivals, _ = arrivals_of(resolved, trace, seed)
     result = replay(arrivals, engine_config(resolved, seed), resolved.hardware.lowered)
-    return outcomes_table(resolved, trace, arrivals, result), timeline_table(resolved, result)
+    return outcomes_table(trace, arrivals, result), timeline_table(resolved, result)
 
 
-def outcomes_table(resolved: ResolvedScenario, trace: Trace, arrivals: Arrivals, result: ReplayResult) -> pa.Table:
+def outcomes_table(trace: Trace, arrivals: Arrivals, result: ReplayResult) -> pa.Table:
     """One row per request of the trace; refused ones have null latencies."""
     requests = result.requests
     refused = result.refused
@@ -140,7 +140,7 @@ def outcomes_table(resolved: ResolvedScenario, trace: Trace, arrivals: Arrivals,
         return pa.array(seconds * 1e3, mask=null)
 
     single = refused | (emitted < 2)
-    unknown = refused | (~trace.has_identity if resolved.scenario.prefix_cache.enabled else False)
+    unknown = refused | ~trace.has_identity  # also with caching off: 0 would read as "nothing to reuse"
     tpot = decode / np.maximum(1, emitted - 1)
     status = pa.DictionaryArray.from_arrays(pa.array(refused.astype(np.int8)), pa.array(["completed", "refused"]))
     columns = {

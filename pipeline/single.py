@@ -66,5 +66,5 @@ def summary(resolved: ResolvedScenario, seed: int, outcomes: pa.Table) -> dict[s
         **{f"tpot_p{p}_ms": percentile("tpot_ms", p) for p in (50, 95)},
         **{f"e2e_p{p}_ms": percentile("e2e_ms", p) for p in (50, 95)},
         "preemptions": total("preemptions"),
-        "acceptance_length": 1 + accepted / steps if steps else None,
+        **({"acceptance_length": 1 + accepted / steps} if steps else {}),
     }

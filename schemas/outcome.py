@@ -25,7 +25,7 @@ OUTCOME_SCHEMA = pa.schema(
         pa.field(
             "clipped", pa.bool_(), nullable=False
         ),  # the log's output was longer than the engine's longest sequence allows
-        pa.field("hit_tokens", pa.int32()),  # at first admission; null = identity unknown
+        pa.field("hit_tokens", pa.int32()),  # at first admission; null = identity unknown, whatever the scenario
         pa.field("recomputed_tokens", pa.int32(), nullable=False),  # computed again after a preemption
         pa.field("preemptions", pa.int32(), nullable=False),
         # latency, reconciling exactly: ttft = queue + prefill + first_output; e2e = ttft + decode;

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -65,6 +66,10 @@ def test_unknown_identity_is_said_everywhere(tmp_path):
     assert code == 0 and "not known from this log" in out and "unknown" in err
     code, out, _ = preplay("reuse", tmp_path / "t")
     assert code == 0 and out.count("not known from this log") == 4
+    study = STUDY.format(name="x", trace=tmp_path / "t").split("[whatif.caching")[0]
+    (tmp_path / "study.toml").write_text(study)
+    code, out, _ = preplay("replay", tmp_path / "study.toml", "-o", tmp_path / "r")
+    assert code == 0 and re.search(r"reuse_ratio_tokens +unknown", out)
     code, out, _ = preplay("reuse", tmp_path / "t", "-f", "json")
     assert json.loads(out)[0]["ceiling_token_ratio"] == "not known from this log"
 

@@ -14,6 +14,7 @@ There is nothing about what the prompts were: prefix identity is unknown, and so
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 import numpy as np
 import polars as pl
@@ -22,13 +23,13 @@ import pyarrow.csv
 
 from schemas.trace import PrefixIdentity
 from traces.lines import numbered_lines
-from traces.registry import MAX_TOKENS, Batch, Rejected, register
+from traces.registry import Batch, Rejected, parse_in_pieces, register
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _HEADER = ",".join(_COLUMNS).encode()
-_TIMESTAMP = r"^\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}(\.\d{1,9})?$"
+_TIMESTAMP = r"^[12]\d{3}-\d{2}-\d{2} \d{2}:\d{2}:[0-5]\d(\.\d{1,9})?$"
 _TOKENS = r"^[1-9][0-9]{0,8}$"
-_BLANK_LINE = re.compile(rb"(?:\A|\n)[ \t\r]*\n")
+_EPOCH = datetime(1970, 1, 1)
 
 
 class Azure2023:
@@ -55,15 +56,14 @@ class Azure2023:
 
     def parse(self, chunk: bytes, first_line: int) -> Batch:
         """All rows at once where every one of them is in order, else line by line."""
-        return _parse_clean(chunk, first_line) or _parse_careful(chunk, first_line)
+        return parse_in_pieces(chunk, first_line, _parse_clean, _parse_careful)
 
 
 def _parse_clean(chunk: bytes, first_line: int) -> Batch | None:
     """The whole chunk as text columns, each held against its pattern; None where any row fails."""
-    if _BLANK_LINE.search(chunk) or b"\0" in chunk or b'"' in chunk:
-        return None
-    body = chunk.rstrip(b"\r\n").replace(b"\r\n", b"\n")
-    if b"\r" in body or not body.isascii():
+    body = chunk.rstrip(b"\r\n")
+    # To Arrow a lone carriage return ends a line too; line numbers are counted by \n.
+    if b"\0" in body or b'"' in body or not body.isascii() or body.count(b"\r") != body.count(b"\r\n"):
         return None
     try:
         table = pyarrow.csv.read_csv(
@@ -74,7 +74,7 @@ def _parse_clean(chunk: bytes, first_line: int) -> Batch | None:
                 column_types=dict.fromkeys(_COLUMNS, pa.string()), strings_can_be_null=False
             ),
         )
-    except pa.ArrowInvalid:
+    except pa.ArrowInvalid:  # a line of other than three fields, a blank one among them
         return None
     frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
@@ -126,7 +126,7 @@ def _row(number: int, line: bytes) -> tuple[int, int, int, int] | Rejected:
     text = line.decode("utf-8", "backslashreplace")
 
     def no(column: str | None, shown: str, reason: str) -> Rejected:
-        return Rejected(number, column, shown[:200], reason)
+        return Rejected.of(number, column, shown, reason)
 
     if not line.isascii():
         return no(None, text, "not plain ASCII")
@@ -141,26 +141,27 @@ def _row(number: int, line: bytes) -> tuple[int, int, int, int] | Rejected:
         if not re.fullmatch(r"-?\d+", value, re.ASCII):
             return no(name, value, "missing" if not value.strip() else "not a whole number")
         if not re.fullmatch(_TOKENS, value):
-            number_of = int(value)
-            reason = (
-                "not at least 1 token"
-                if number_of < 1
-                else "absurd"
-                if number_of > MAX_TOKENS // 3
-                else "zeros in front"
-            )
-            return no(name, value, reason)
+            return no(name, value, _why_no_tokens(value))
         tokens.append(int(value))
     return number, arrival, tokens[0], tokens[1]
 
 
+def _why_no_tokens(value: str) -> str:
+    """What is wrong with a whole number that isn't a length. Told by its digits: Python refuses to read very long ones."""
+    if value.startswith("-") or not value.strip("0"):
+        return "not at least 1 token"
+    return "zeros in front" if value.startswith("0") else "absurd"
+
+
 def _microseconds(text: str) -> int | None:
     """Microseconds since 1970 UTC; digits beyond are cut. None = no such time."""
-    if not re.match(_TIMESTAMP, text) or text.endswith("\n"):
+    if not re.match(_TIMESTAMP, text, re.ASCII) or text.endswith("\n"):
         return None
-    time = pl.Series([text[:26]]).str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)
-    value = time.cast(pl.Int64)[0]
-    return None if value is None else int(value)
+    try:
+        since = datetime.fromisoformat(text[:19]) - _EPOCH
+    except ValueError:
+        return None
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + int(text[20:26].ljust(6, "0"))
 
 
 register(Azure2023())

@@ -10,7 +10,7 @@ Less Computation", FAST 2025.
 | output_length | integer | generated tokens |
 | hash_ids | list of integers | one per block of 512 prompt tokens, chained: equal ids mean equal whole prefixes; the last one may stand for a partial block, so there are `input_length / 512` of them, rounded up or down |
 
-Other fields are ignored.
+Other fields are ignored, whatever they hold.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pyarrow.json
 
 from schemas.trace import PrefixIdentity
 from traces.lines import numbered_lines
-from traces.registry import MAX_TOKENS, Batch, Rejected, register
+from traces.registry import MAX_TOKENS, Batch, Rejected, parse_in_pieces, register
 
 BLOCK_TOKENS = 512
 _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -39,8 +39,8 @@ _SCHEMA = pa.schema(
         pa.field("hash_ids", pa.list_(pa.int64())),
     ]
 )
-_TWO_ON_A_LINE = re.compile(rb"\}[ \t\r]*\{")
-_BLANK_LINE = re.compile(rb"(?:\A|\n)[ \t\r]*\n")
+_CONSTANT = re.compile(rb"[:\[,][ \t]*-?(?:NaN|Inf)")
+_LONGEST_INT = 40  # digits
 
 
 class Mooncake:
@@ -68,15 +68,18 @@ class Mooncake:
 
     def parse(self, chunk: bytes, first_line: int) -> Batch:
         """All rows at once where every one of them is in order, else line by line."""
-        return _parse_clean(chunk, first_line) or _parse_careful(chunk, first_line)
+        return parse_in_pieces(chunk, first_line, _parse_clean, _parse_careful)
 
 
 def _parse_clean(chunk: bytes, first_line: int) -> Batch | None:
     """The whole chunk by Arrow's JSON reader, or None where anything at all is unusual."""
-    if _BLANK_LINE.search(chunk) or _TWO_ON_A_LINE.search(chunk) or b"\0" in chunk:
+    if b"\0" in chunk or not _one_object_a_line(chunk):
+        return None
+    if (b"NaN" in chunk or b"Inf" in chunk) and _CONSTANT.search(chunk):  # Arrow reads more spellings than Python
         return None
     try:
-        chunk.decode("utf-8")
+        if not chunk.isascii():
+            chunk.decode("utf-8")
         table = pyarrow.json.read_json(
             pa.BufferReader(chunk),
             read_options=pyarrow.json.ReadOptions(block_size=max(len(chunk), 1)),
@@ -112,9 +115,22 @@ def _parse_clean(chunk: bytes, first_line: int) -> Batch | None:
     )
 
 
+def _one_object_a_line(chunk: bytes) -> bool:
+    """Whether every line end stands between a } and a {, none of them blank.
+
+    In JSON nothing but the end of one object and the start of the next looks so. With as many rows as lines, each line
+    then holds exactly one.
+    """
+    body = chunk.removesuffix(b"\n").removesuffix(b"\r")
+    ends = body.count(b"\n")
+    return body.startswith(b"{") and (
+        ends == body.count(b"}\n{") or ends == body.count(b"}\n{") + body.count(b"}\r\n{")
+    )
+
+
 def _parse_careful(chunk: bytes, first_line: int) -> Batch:
     """Line by line, naming each fault."""
-    rows: list[tuple[int, int, int, int, list[int]]] = []
+    rows: list[_Row] = []
     rejected: list[Rejected] = []
     for number, line in numbered_lines(chunk, first_line):
         row = _row(number, line)
@@ -134,44 +150,86 @@ def _parse_careful(chunk: bytes, first_line: int) -> Batch:
     )
 
 
-class _Duplicate(ValueError):
-    """A key stands twice in an object."""
+class _Object(dict[str, Any]):
+    """A JSON object that remembers which of our fields stood in it twice, if any did."""
+
+    twice: str | None = None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
+def _object(pairs: list[tuple[str, Any]]) -> _Object:
+    result = _Object(pairs)
     if len(result) != len(pairs):
         names = [name for name, _ in pairs]
-        raise _Duplicate(next(name for name in names if names.count(name) > 1))
+        result.twice = next((name for name in _FIELDS if names.count(name) > 1), None)
     return result
 
 
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+class _Long(int):
+    """A number too long for Python to read: compares as a huge one, prints as it stood there."""
+
+    text: str
+
+    def __new__(cls, text: str) -> _Long:
+        """`text` as JSON writes whole numbers."""
+        short = text if len(text) <= _LONGEST_INT else f"{'-' * text.startswith('-')}1{'0' * _LONGEST_INT}"
+        number = super().__new__(cls, short)
+        number.text = text
+        return number
+
+    def __repr__(self) -> str:
+        return self.text
 
 
-def _row(number: int, line: bytes) -> tuple[int, int, int, int, list[int]] | Rejected:
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # a number of thousands of digits, maybe in a field that is none of our business
+        return json.loads(text, object_pairs_hook=_object, parse_int=_Long)
+
+
+_Row = tuple[int, int, int, int, list[int]]
+
+
+def _row(number: int, line: bytes) -> _Row | Rejected:
     """One line as (line, arrival us, input, output, ids), or what is wrong with it."""
     text = line.decode("utf-8", "backslashreplace")
-
-    def no(column: str | None, shown: Any, reason: str) -> Rejected:
-        return Rejected(number, column, str(shown)[:200], reason)
-
     try:
-        entry = json.loads(line.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
+        entry = _loaded(line.decode("utf-8"))
     except UnicodeDecodeError:
-        return no(None, text, "not UTF-8")
-    except _Duplicate as problem:
-        return no(str(problem)[:100], text, "the field stands there twice")
-    except (ValueError, RecursionError):
-        return no(None, text, "not a whole JSON object")
-    if not isinstance(entry, dict):
-        return no(None, text, "not a whole JSON object")
+        return Rejected.of(number, None, text, "not UTF-8")
+    except ValueError:
+        return Rejected.of(number, None, text, "not a whole JSON object")
+    except RecursionError:  # Arrow's reader has no such limit; let it judge
+        one = _parse_clean(line, number)
+        if one is None or one.raw_blocks is None:
+            return Rejected.of(number, None, text, "nested too deep to read")
+        return (
+            number,
+            int(one.arrival_us[0]),
+            int(one.input_tokens[0]),
+            int(one.output_tokens[0]),
+            one.raw_blocks.tolist(),
+        )
+    if not isinstance(entry, _Object):
+        return Rejected.of(number, None, text, "not a whole JSON object")
+    return _checked(number, text, entry)
+
+
+def _checked(number: int, text: str, entry: _Object) -> _Row | Rejected:
+    """The fields of an object, each held against its type and range."""
+
+    def no(column: str, shown: object, reason: str) -> Rejected:
+        return Rejected.of(number, column, shown, reason)
+
+    if entry.twice is not None:
+        return no(entry.twice, text, "the field stands there twice")
     for name in _FIELDS:
         if entry.get(name) is None:
             return no(name, text, "the field is missing")
     timestamp = entry["timestamp"]
-    if isinstance(timestamp, bool) or not isinstance(timestamp, int | float):
+    if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or timestamp != timestamp:  # NaN
         return no("timestamp", timestamp, "not a number")
     if not 0 <= timestamp <= _MAX_TIMESTAMP_MS:
         return no("timestamp", timestamp, "outside 0 to 1e13 ms")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
@@ -21,6 +22,9 @@ from schemas.errors import InputError
 from schemas.trace import PrefixIdentity
 
 MAX_TOKENS = 2**31 - 1
+SHOWN_CHARACTERS = 200
+PIECE_BYTES = 64 * 1024
+"""How much of a chunk is read line by line for the sake of one unusual line in it."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,15 @@ class Rejected:
     column: str | None
     text: str
     reason: str
+
+    @classmethod
+    def of(cls, line: int, column: str | None, shown: object, reason: str) -> Rejected:
+        """The same with any value as the offending text: cut short, and valid UTF-8 even where the log isn't."""
+        try:
+            text = str(shown)[:SHOWN_CHARACTERS]
+        except RecursionError:
+            text = "(nested too deep to show)"
+        return cls(line, column, text.encode("utf-8", "backslashreplace").decode(), reason)
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,51 @@ class TraceFormat(Protocol):
     def parse(self, chunk: bytes, first_line: int) -> Batch:
         """Whole lines to a batch; `first_line` is the number of the chunk's first line."""
         ...
+
+
+def parse_in_pieces(
+    chunk: bytes,
+    first_line: int,
+    clean: Callable[[bytes, int], Batch | None],
+    careful: Callable[[bytes, int], Batch],
+) -> Batch:
+    """A chunk by its format's two paths: `clean` reads all or refuses, `careful` names each fault.
+
+    Where the whole chunk is refused, each piece of about PIECE_BYTES is tried anew: one bad row must not make the other
+    hundred thousand slow. So `clean` must judge every line by itself, wherever in a chunk it stands.
+    """
+    batch = clean(chunk, first_line)
+    if batch is not None:
+        return batch
+    if len(chunk) <= PIECE_BYTES:
+        return careful(chunk, first_line)
+    return joined([clean(piece, line) or careful(piece, line) for piece, line in _pieces(chunk, first_line)])
+
+
+def _pieces(chunk: bytes, first_line: int) -> Iterator[tuple[bytes, int]]:
+    """(whole lines of at least PIECE_BYTES, number of the first)."""
+    begin = 0
+    while begin < len(chunk):
+        end = chunk.find(b"\n", begin + PIECE_BYTES) + 1 or len(chunk)
+        yield chunk[begin:end], first_line
+        first_line += chunk.count(b"\n", begin, end)
+        begin = end
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """Batches of one format, one after the other, as one."""
+    raw = [part.raw_blocks for part in parts if part.raw_blocks is not None]
+    counts = [np.diff(part.block_offsets) for part in parts if part.block_offsets is not None]
+    return Batch(
+        lines=np.concatenate([part.lines for part in parts]),
+        arrival_us=np.concatenate([part.arrival_us for part in parts]),
+        input_tokens=np.concatenate([part.input_tokens for part in parts]),
+        output_tokens=np.concatenate([part.output_tokens for part in parts]),
+        block_offsets=np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64) if counts else None,
+        raw_blocks=np.concatenate(raw) if raw else None,
+        rejected=[row for part in parts for row in part.rejected],
+        columns={name: pa.concat_arrays([part.columns[name] for part in parts]) for name in parts[0].columns},
+    )
 
 
 _FORMATS: dict[str, TraceFormat] = {}

@@ -255,6 +255,14 @@ def test_a_trace_without_identity_runs_and_says_unknown(azure, tmp_path):
     out = run_study(study_at(tmp_path, azure, text), tmp_path / "run")
     assert query(out, "SELECT count(*) FROM reuse_curve")[1] == [(0,)]
     assert query(out, "SELECT prefix_identity, distinct_blocks FROM ingest")[1] == [("unknown", None)]
+    assert query(out, "SELECT count(hit_tokens) FROM outcomes")[1] == [(0,)], "unknown is not zero, caching on or off"
+
+
+def test_places_that_cannot_be_written(study_file, tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (Path("/proc/nowhere/run"), tmp_path / "file" / "run"):
+        with pytest.raises(RunError, match="can't be written"):
+            run_study(study_file, out)
 
 
 def test_not_a_run_folder(tmp_path):

@@ -188,6 +188,9 @@ def test_unknown_identity_is_not_zero(azure, tmp_path):
     study.write_text(STUDY.split("[whatif.caching")[0].format(name="x", trace=azure))
     text = Page(render(run_study(study, tmp_path / "run"))).text
     assert "Reusable prompt work: not known from this log" in text
+    assert "baseline 2 x 4 h100-sxm; caching off; no speculation ✓ met not known" in text, (
+        "H_tokens in the scenario table"
+    )
     assert "That is not zero reuse" in text
     assert "Interaction of caching and speculation: not in this study" in text
 
