@@ -6,7 +6,8 @@ it is complete. `rows_read == rows_kept + rows_rejected` is asserted, not hoped 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ from pipeline import folders
 from pipeline.identity import BlockIds
 from pipeline.rejects import RejectedRows
 from pipeline.sorting import sorted_by_arrival
-from schemas.errors import InputError, TooManyRejected
+from schemas.errors import InputError, RunError, TooManyRejected
 from schemas.trace import (
     IDENTITIES_FILE,
     IDENTITY_SCHEMA,
@@ -39,7 +40,13 @@ from traces.registry import Batch, TraceFormat, detect_format, format_named
 MAX_REJECTED = 0.01
 """Share of rows that may be rejected unless the user says otherwise."""
 
+ROW_GROUP_ROWS = 65_536
+
+Progress = Callable[[Path, int], None]
+"""Called after each chunk with the log and the rows read of all logs so far, rejected ones included."""
+
 _UNSORTED_FILE = "unsorted.parquet"
+_TRACE_FILES = frozenset({TRACE_FILE, IDENTITIES_FILE, REJECTED_FILE, REPORT_FILE})
 
 
 def ingest(
@@ -50,25 +57,29 @@ def ingest(
     max_rejected: float = MAX_REJECTED,
     sort: bool = False,
     force: bool = False,
+    progress: Progress | None = None,
 ) -> IngestReport:
     """Read `logs` in the order given into the trace folder `out` (layout: schemas/trace.py).
 
     Raises InputError (a file that is no such log, timestamps out of order without `sort`), TooManyRejected (the rejected rows
-    then lie in ``OUT.rejected.parquet``), RunError (`out` is there already, without `force`).
+    then lie in ``OUT.rejected.parquet``), RunError (`out` is there already, without `force`, or is something else than a trace).
     """
+    if not 0 <= max_rejected <= 1:
+        raise InputError(f"max_rejected is {max_rejected}, not a share from 0 to 1")
     folders.check_absent(out, force=force)
+    _check_replaceable(out)
     known, evidence = _agreed_format(logs, format)
     partial = folders.partial_of(out)
     with folders.claimed(partial, keep=False):
         rejects = RejectedRows(partial / REJECTED_FILE)
         account = _Account(known, evidence, rejects, sort=sort)
         try:
-            _read_logs(logs, account, partial, max_rejected)
+            _read_logs(logs, account, partial, max_rejected, progress)
         except TooManyRejected as problem:
             beside = out.with_name(f"{out.name}.rejected.parquet")
             rejects.close()
             rejects.file.replace(beside)
-            _remove(partial)
+            shutil.rmtree(partial)
             raise TooManyRejected(
                 problem.problem,
                 file=problem.file,
@@ -77,7 +88,7 @@ def ingest(
             ) from None
         except BaseException:
             rejects.close()
-            _remove(partial)
+            shutil.rmtree(partial)
             raise
         rejects.close()
         report = account.report()
@@ -87,26 +98,37 @@ def ingest(
     return report
 
 
-def _read_logs(logs: Sequence[Path], account: _Account, partial: Path, max_rejected: float) -> None:
+def _check_replaceable(out: Path) -> None:
+    """`--force` replaces a trace. Raises RunError for anything else: the folder that holds the log, or one's documents."""
+    others = [each.name for each in out.iterdir() if each.name not in _TRACE_FILES] if out.is_dir() else []
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise RunError("is no folder: --force does not replace it", file=out, mend="choose another with --out")
+    if others:
+        raise RunError(
+            f"holds more than a trace ('{min(others)}'): --force does not replace it",
+            file=out,
+            mend="choose another with --out",
+        )
+
+
+def _read_logs(
+    logs: Sequence[Path], account: _Account, partial: Path, max_rejected: float, progress: Progress | None
+) -> None:
     """Write the trace file into `partial`. Raises what `ingest` raises for the content of the logs."""
     target, unsorted = partial / TRACE_FILE, partial / _UNSORTED_FILE
     with pq.ParquetWriter(unsorted if account.sort else target, TRACE_SCHEMA, compression="zstd") as writer:
         for number, log in enumerate(logs, start=1):
             for batch in _batches(log, account):
                 if batch.lines.size:
-                    writer.write_table(account.table(batch, number))
+                    writer.write_table(account.table(batch, number), row_group_size=ROW_GROUP_ROWS)
+                if progress is not None:
+                    progress(log, account.read)
         account.check(logs, max_rejected)
         if not account.sort:
             writer.add_key_value_metadata(account.meta().as_metadata())
     if account.sort:
         account.distinct_arrivals = sorted_by_arrival(unsorted, target, account.first_us, account.meta())
         unsorted.unlink()
-
-
-def _remove(partial: Path) -> None:
-    for file in partial.iterdir():
-        file.unlink()
-    partial.rmdir()
 
 
 def _agreed_format(logs: Sequence[Path], name: str | None) -> tuple[TraceFormat, str]:
@@ -171,6 +193,11 @@ class _Account:
     distinct_arrivals: int = 0
     blocks: BlockIds = field(default_factory=BlockIds)
 
+    @property
+    def read(self) -> int:
+        """Rows so far, kept or rejected."""
+        return self.kept + self.rejects.count
+
     def add(self, batch: Batch, log: Path) -> None:
         """Enter a batch. Raises InputError for timestamps out of order, unless they will be sorted."""
         self.rejects.add(log, batch.rejected)
@@ -186,7 +213,8 @@ class _Account:
             row = int(np.flatnonzero(late)[0])
             back = (int(before[row]) - int(arrival[row])) / 1e6
             raise InputError(
-                f"timestamps out of order: {back:g} s before an earlier row's",
+                f"timestamps out of order: {back:g} s before an earlier row's "
+                f"({self._moment(int(arrival[row]))} after {self._moment(int(before[row]))})",
                 file=log,
                 place=int(batch.lines[row]),
                 mend="give --sort to sort by arrival",
@@ -229,14 +257,13 @@ class _Account:
 
     def check(self, logs: Sequence[Path], max_rejected: float) -> None:
         """Raises TooManyRejected, or InputError where no row was of use."""
-        read = self.kept + self.rejects.count
-        if read == 0:
+        if self.read == 0:
             raise InputError("no requests in it, only a header", file=logs[0])
-        share = self.rejects.count / read
+        share = self.rejects.count / self.read
         if share > max_rejected or self.kept == 0:
             top = self.rejects.reasons()[0]
             raise TooManyRejected(
-                f"{self.rejects.count:,} of {read:,} rows rejected ({share:.2%}, allowed {max_rejected:.2%}); "
+                f"{self.rejects.count:,} of {self.read:,} rows rejected ({share:.2%}, allowed {max_rejected:.2%}); "
                 f"most often: {top.reason} ({top.rows:,}x)",
                 file=top.first_file,
                 place=top.first_line,
@@ -256,7 +283,11 @@ class _Account:
     def _start_utc(self) -> str | None:
         if not self.known.wall_clock:
             return None
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self.first_us)).isoformat()
+        return _utc(self.first_us).isoformat()
+
+    def _moment(self, arrival_us: int) -> str:
+        """An arrival in the log's own terms."""
+        return _utc(arrival_us).strftime("%F %H:%M:%S.%f") if self.known.wall_clock else f"{arrival_us / 1000:.15g} ms"
 
     def report(self) -> IngestReport:
         """The account, reconciled."""
@@ -282,6 +313,10 @@ class _Account:
             prefix_identity=self.known.prefix_identity,
             start_utc=self._start_utc(),
         )
+
+
+def _utc(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
 def _identities() -> pa.Table:

@@ -9,6 +9,18 @@ from reports.queries import Row, Warehouse
 
 _METRICS = (("ttft_p95", "p95 TTFT"), ("tpot_p95", "p95 TPOT"), ("e2e_p95", "p95 E2E"))
 
+_NOT_SWITCHES = (
+    "gpu",
+    "replicas",
+    "tensor_parallel",
+    "model",
+    "weight_dtype",
+    "kv_dtype",
+    "max_batched_tokens",
+    "max_sequences",
+)
+"""A what-if that changes none of these is something that one turns on or off: caching, speculation."""
+
 NOTICEABLE = 0.01
 """A change of under 1 % on every headline latency is called no difference worth acting on, whatever its sign."""
 
@@ -30,7 +42,7 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
             Note("The baseline itself misses the service level: changes against it flatter every what-if.", "warning")
         )
     blocks += [_tiles(each, baseline) for each in scenarios]
-    better = [each for each in whatifs if _judgement(each, baseline) == "on"]
+    better = [each for each in whatifs if same_load(each, baseline) and _judgement(each, baseline) == "on"]
     finding = _finding(better, whatifs, baseline)
     return Section(1, "Decision", finding, blocks)
 
@@ -69,13 +81,23 @@ def verdict(mine: ScenarioMetrics, base: ScenarioMetrics) -> str:
     if judgement == "misses":
         return f"{name}: not offered as a result, it misses the service level ({percent(mine.mean('within_slo_share'))} of requests within it)."
     changes = ", ".join(f"{label} {change(mine.mean(metric), base.mean(metric))}" for metric, label in _METRICS)
+    if not same_load(mine, base):
+        return (
+            f"{name}, another load (rate x {number(mine.settings['rate'])}), still meets the service level: {changes}."
+        )
+    switch = all(mine.settings[key] == base.settings[key] for key in _NOT_SWITCHES)
     head = {
-        "on": f"Turn {name} on at this load",
-        "off": f"Leave {name} off at this load",
+        "on": f"Turn {name} on at this load" if switch else f"Choose {name} at this load",
+        "off": f"Leave {name} off at this load" if switch else f"Don't choose {name} at this load",
         "trade": f"{name} is a trade at this load: something gets better, something worse",
         "none": f"{name}: no difference worth acting on (under {percent(NOTICEABLE, 1)}, or not the same sign on every seed)",
     }[judgement]
     return f"{head}: {changes}."
+
+
+def same_load(mine: ScenarioMetrics, base: ScenarioMetrics) -> bool:
+    """Whether the two were offered the same requests at the same rate; if not, latencies are no verdict on a configuration."""
+    return bool(mine.settings["rate"] == base.settings["rate"])
 
 
 def slo_text(slo: Row | None) -> str:

@@ -81,6 +81,7 @@ def configuration(mine: ScenarioMetrics) -> str:
     settings = mine.settings
     words = [
         f"{settings['replicas']} x {settings['tensor_parallel']} {settings['gpu']}",
+        f"{settings['model']} {settings['weight_dtype']}",
         f"caching {'on' if settings['prefix_caching'] else 'off'}",
         "no speculation"
         if not settings["draft_tokens"]

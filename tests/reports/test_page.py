@@ -188,7 +188,7 @@ def test_unknown_identity_is_not_zero(azure, tmp_path):
     study.write_text(STUDY.split("[whatif.caching")[0].format(name="x", trace=azure))
     text = Page(render(run_study(study, tmp_path / "run"))).text
     assert "Reusable prompt work: not known from this log" in text
-    assert "baseline 2 x 4 h100-sxm; caching off; no speculation ✓ met not known" in text, (
+    assert "baseline 2 x 4 h100-sxm; llama-3.1-70b bf16; caching off; no speculation ✓ met not known" in text, (
         "H_tokens in the scenario table"
     )
     assert "That is not zero reuse" in text
@@ -252,3 +252,46 @@ def test_charts_have_names_and_no_addresses():
 
     spec = spec_of(alt.Chart(alt.Data(values=[])).mark_bar(), "what it shows")
     assert spec["description"] == "what it shows" and "$schema" not in spec
+
+
+def scenario(name, ttft, tpot=(20.0, 20.0), e2e=(9e3, 9e3), meets=True, **settings):
+    """Metrics of a scenario as the decision reads them, two seeds."""
+    from reports.metrics import ScenarioMetrics
+
+    base = {
+        "rate": 1.0,
+        "gpu": "g",
+        "replicas": 1,
+        "tensor_parallel": 1,
+        "model": "m",
+        "weight_dtype": "bf16",
+        "kv_dtype": "bf16",
+    }
+    base |= {"max_batched_tokens": 1, "max_sequences": 1}
+    seeds = [
+        {"ttft_p95": a, "tpot_p95": b, "e2e_p95": c, "meets_slo": meets, "within_slo_share": 0.97}
+        for a, b, c in zip(ttft, tpot, e2e, strict=True)
+    ]
+    return ScenarioMetrics(name, {**base, **settings}, tuple(seeds))
+
+
+@pytest.mark.parametrize(
+    ("mine", "begins"),
+    [
+        (scenario("x", (800.0, 810.0)), "Turn “x” on at this load: p95 TTFT −195 ms (−20 %)"),
+        (scenario("x", (800.0, 810.0), replicas=2), "Choose “x” at this load"),
+        (scenario("x", (1200.0, 1210.0)), "Leave “x” off at this load: p95 TTFT +205 ms"),
+        (scenario("x", (800.0, 810.0), tpot=(30.0, 31.0)), "“x” is a trade at this load"),
+        (scenario("x", (999.0, 1001.0)), "“x”: no difference worth acting on"),
+        (scenario("x", (900.0, 1100.0)), "“x”: no difference worth acting on"),
+        (
+            scenario("x", (500.0, 500.0), meets=False),
+            "“x”: not offered as a result, it misses the service level (97.0 %",
+        ),
+        (scenario("x", (1500.0, 1500.0), rate=2.0), "“x”, another load (rate x 2.00), still meets the service level"),
+    ],
+)
+def test_verdicts(mine, begins):
+    from reports.sections.decision import verdict
+
+    assert verdict(mine, scenario("baseline", (1000.0, 1000.0))).startswith(begins)
