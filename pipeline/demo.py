@@ -21,7 +21,7 @@ def prepare_demo(out: Path, *, force: bool, say: Callable[[str], None]) -> Path:
 
     Raises RunError where `out` is there and may not be replaced.
     """
-    folders.check_absent(out, force=force)
+    folders.check_absent(out, force=force, own=frozenset({TRACE_FOLDER, STUDY, "run", ".run.partial"}))
     out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     sample = resources.files("traces").joinpath("samples", SAMPLE)

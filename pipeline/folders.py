@@ -21,10 +21,25 @@ def partial_of(out: Path) -> Path:
     return out.with_name(f".{out.name}.partial")
 
 
-def check_absent(out: Path, *, force: bool) -> None:
-    """Raises RunError where `out` is there already and may not be replaced."""
-    if out.exists() and not force:
+def check_absent(out: Path, *, force: bool, own: frozenset[str]) -> None:
+    """Raises RunError where `out` is there already and may not be replaced.
+
+    `--force` replaces what an earlier call of the same command made, that is a folder with nothing but the names `own` in it;
+    never a file, a link, the folder that holds the log, or one's documents.
+    """
+    if not out.exists() and not out.is_symlink():
+        return
+    if not force:
         raise RunError("is there already", file=out, mend="choose another with --out, or replace it with --force")
+    if out.is_symlink() or not out.is_dir():
+        raise RunError("is no folder: --force does not replace it", file=out, mend="choose another with --out")
+    others = [each.name for each in out.iterdir() if each.name not in own]
+    if others:
+        raise RunError(
+            f"holds something else ('{min(others)}'): --force does not replace it",
+            file=out,
+            mend="choose another with --out",
+        )
 
 
 @contextlib.contextmanager

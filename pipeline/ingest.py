@@ -22,7 +22,7 @@ from pipeline import folders
 from pipeline.identity import BlockIds
 from pipeline.rejects import RejectedRows
 from pipeline.sorting import sorted_by_arrival
-from schemas.errors import InputError, RunError, TooManyRejected
+from schemas.errors import InputError, TooManyRejected
 from schemas.trace import (
     IDENTITIES_FILE,
     IDENTITY_SCHEMA,
@@ -66,8 +66,7 @@ def ingest(
     """
     if not 0 <= max_rejected <= 1:
         raise InputError(f"max_rejected is {max_rejected}, not a share from 0 to 1")
-    folders.check_absent(out, force=force)
-    _check_replaceable(out)
+    folders.check_absent(out, force=force, own=_TRACE_FILES)
     known, evidence = _agreed_format(logs, format)
     partial = folders.partial_of(out)
     with folders.claimed(partial, keep=False):
@@ -96,19 +95,6 @@ def ingest(
         folders.write_text(report.model_dump_json(indent=2) + "\n", partial / REPORT_FILE)
         folders.publish(partial, out)
     return report
-
-
-def _check_replaceable(out: Path) -> None:
-    """`--force` replaces a trace. Raises RunError for anything else: the folder that holds the log, or one's documents."""
-    others = [each.name for each in out.iterdir() if each.name not in _TRACE_FILES] if out.is_dir() else []
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise RunError("is no folder: --force does not replace it", file=out, mend="choose another with --out")
-    if others:
-        raise RunError(
-            f"holds more than a trace ('{min(others)}'): --force does not replace it",
-            file=out,
-            mend="choose another with --out",
-        )
 
 
 def _read_logs(

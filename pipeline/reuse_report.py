@@ -16,6 +16,8 @@ from schemas import hardware
 from schemas.errors import InputError
 from schemas.hardware import GIB
 
+_PROFILE_FILES = frozenset({"curve.parquet", "requests.parquet", "distance.parquet"})
+
 UNKNOWN = "not known from this log"
 
 
@@ -84,7 +86,7 @@ def capacity_records(
 
 def save_profile(profile: ReuseProfile | None, out: Path, *, force: bool) -> None:
     """Write curve, requests and distances as Parquet into a new folder. Raises RunError where it may not."""
-    folders.check_absent(out, force=force)
+    folders.check_absent(out, force=force, own=_PROFILE_FILES)
     partial = folders.partial_of(out)
     with folders.claimed(partial, keep=False):
         folders.write_parquet(curve_table(profile), partial / "curve.parquet")

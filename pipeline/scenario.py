@@ -99,6 +99,7 @@ def engine_config(resolved: ResolvedScenario, seed: int) -> EngineConfig:
     """The engine's arguments."""
     scenario = resolved.scenario
     engine = scenario.engine
+    cache = scenario.prefix_cache
     spec = scenario.speculation
     drafter = resolved.hardware.drafter
     return EngineConfig(
@@ -110,6 +111,11 @@ def engine_config(resolved: ResolvedScenario, seed: int) -> EngineConfig:
         max_model_len=resolved.max_model_len,
         prefix_caching=scenario.prefix_cache.enabled,
         reserve_full_isl=engine.reserve_full_isl,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        hit_alignment_tokens=cache.hit_alignment_tokens or engine.block_tokens,
+        visible=cache.visible,
+        cache_decode_blocks=cache.cache_decode_blocks,
+        unhashed_last=cache.unhashed_freed == "last",
         drop_last_hit_block=drafter is not None and drafter.drops_last_hit_block,
         acceptance=() if isinstance(spec, NoSpeculation) else spec.conditional_acceptance,
         seed=seed,

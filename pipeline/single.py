@@ -27,7 +27,7 @@ def replay_one(
     if scenario not in known:
         raise StudyError(f"no scenario '{scenario}'", file=file, mend=f"it has: {', '.join(known)}")
     folder = out if out is not None else Path(f"{checked.study.name}.{checked_name(scenario)}.replay")
-    folders.check_absent(folder, force=force)
+    folders.check_absent(folder, force=force, own=frozenset({"outcomes.parquet", "timeline.parquet"}))
     chosen = checked.study.seeds[0] if seed is None else seed
     resolved = known[scenario]
     outcomes, timeline = run_scenario(resolved, checked.trace, chosen)

@@ -27,7 +27,7 @@ from pipeline.scenario import ResolvedScenario, resolve, run_scenario
 from pipeline.study_tables import ingest_tables, scenarios_table, slo_table
 from pipeline.trace import Trace, read_trace
 from schemas.errors import PreplayError, RunError
-from schemas.manifest import MANIFEST_FILE, STUDY_FILE, Manifest
+from schemas.manifest import MANIFEST_FILE, RUN_NAMES, STUDY_FILE, Manifest
 from schemas.study import Study, load_study
 from schemas.trace import TRACE_FILE
 
@@ -74,7 +74,7 @@ def run_study(
 
     Raises StudyError, CatalogError, CapacityError, InputError (bad input), RunError (the folder).
     """
-    folders.check_absent(out, force=force)
+    folders.check_absent(out, force=force, own=RUN_NAMES)
     started = time.perf_counter()
     checked = check_study(file)
     durations: dict[str, float] = {"check": time.perf_counter() - started}

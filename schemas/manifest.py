@@ -13,6 +13,20 @@ MANIFEST_FILE = "manifest.json"
 STUDY_FILE = "study.toml"
 DATABASE_FILE = "preplay.duckdb"
 REPORT_HTML = "report.html"
+RUN_NAMES = frozenset(
+    {
+        MANIFEST_FILE,
+        STUDY_FILE,
+        DATABASE_FILE,
+        REPORT_HTML,
+        "outcomes",
+        "timeline",
+        "reuse",
+        "tables",
+        "preplay.duckdb.wal",
+    }
+)
+"""What stands in a run folder; `--force` replaces no folder that holds anything else."""
 
 
 class Manifest(BaseModel):

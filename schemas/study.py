@@ -65,6 +65,9 @@ class Engine(_Section):
         default=8192, description="token budget of one step (max_num_batched_tokens)"
     )
     max_sequences: PositiveInt = Field(default=256, description="requests running at once (max_num_seqs)")
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="most tokens of one request in one step; 0 = no limit"
+    )
     reserve_full_isl: bool = Field(
         default=True,
         description="admit a request only if its whole sequence fits the free KV blocks, not merely its first chunk "
@@ -91,6 +94,20 @@ class PrefixCache(_Section):
     """Reuse of resident KV blocks between requests with equal prefixes."""
 
     enabled: bool = Field(default=False, description="reuse prefix blocks")
+    visible: Literal["scheduled", "step", "finish"] = Field(
+        default="scheduled",
+        description="when a full block can be hit: as soon as it is scheduled (vLLM), after the step that computed it (SGLang), "
+        "or when its request is done",
+    )
+    cache_decode_blocks: bool = Field(default=True, description="keep blocks with generated tokens in them cached, too")
+    hit_alignment_tokens: PositiveInt | None = Field(
+        default=None, description="hits are multiples of so many tokens (hybrid models); not set = block_tokens"
+    )
+    unhashed_freed: Literal["first", "last"] = Field(
+        default="first",
+        description="freed blocks that hold no full block's content are reused before cached ones (vLLM since 2026-05), or queue "
+        "behind them (before)",
+    )
 
 
 class NoSpeculation(_Section):
@@ -165,6 +182,15 @@ class Scenario(_Section):
     prefix_cache: PrefixCache = PrefixCache()
     speculation: Speculation = NoSpeculation()
     workload: Workload = Workload()
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        alignment = self.prefix_cache.hit_alignment_tokens
+        if alignment is not None and alignment % self.engine.block_tokens:
+            raise ValueError(
+                f"prefix_cache.hit_alignment_tokens {alignment} is not a multiple of engine.block_tokens {self.engine.block_tokens}"
+            )
+        return self
 
 
 class Slo(_Section):

@@ -64,7 +64,13 @@ class LineReader:
             yield last, line
 
     def _raw(self) -> Iterator[bytes]:
-        while piece := self._stream.read(_READ_BYTES):
+        while True:
+            try:
+                piece = self._stream.read(_READ_BYTES)
+            except OSError as problem:
+                raise InputError(f"can't be read ({problem.strerror})", file=self.file) from None
+            if not piece:
+                return
             self._digest.update(piece)
             self._bytes += len(piece)
             yield piece
@@ -81,18 +87,26 @@ class LineReader:
         packed = first
         try:
             while True:
-                if unpacker.eof:  # another member may follow
-                    packed = unpacker.unused_data or next(pieces, b"")
-                    if not packed.strip(b"\0"):
-                        return
+                # At most _READ_BYTES at a time: a few kilobytes of gzip can stand for gigabytes.
+                text = unpacker.decompress(packed, _READ_BYTES)
+                if text:
+                    yield text
+                if unpacker.eof:  # another member may follow, after any padding with zeros
+                    packed = unpacker.unused_data.lstrip(b"\0")
+                    while not packed:
+                        piece = next(pieces, None)
+                        if piece is None:
+                            return
+                        packed = piece.lstrip(b"\0")
                     unpacker = zlib.decompressobj(wbits=31)
-                yield unpacker.decompress(packed)
-                if not unpacker.eof:
-                    packed = next(pieces, b"")
-                    if not packed:
-                        raise InputError(
-                            "truncated gzip file: it ends in the middle", file=self.file, mend="copy it again"
-                        )
+                else:
+                    packed = unpacker.unconsumed_tail
+                    if not packed and len(text) < _READ_BYTES:
+                        packed = next(pieces, b"")
+                        if not packed:
+                            raise InputError(
+                                "truncated gzip file: it ends in the middle", file=self.file, mend="copy it again"
+                            )
         except zlib.error as problem:
             raise InputError(f"damaged gzip file ({problem})", file=self.file, mend="copy it again") from None
 

@@ -15,9 +15,18 @@ from pipeline.cost.lowered import LoweredCost
 from pipeline.replay.loop import DONE, NOW, STEPS_DONE, TIMELINE_FULL, new_progress, run_replica
 from pipeline.replay.pool import CACHED, Chains, Pool, new_pool
 from pipeline.replay.router import ROUTERS
-from pipeline.replay.scheduler import Requests, Settings, new_queues
+from pipeline.replay.scheduler import (
+    VISIBLE_FINISH,
+    VISIBLE_SCHEDULED,
+    VISIBLE_STEP,
+    Requests,
+    Settings,
+    new_queues,
+)
 from pipeline.replay.timeline import Timeline, add_idle, longer, new_timeline
 from schemas.errors import StudyError
+
+VISIBLE = {"scheduled": VISIBLE_SCHEDULED, "step": VISIBLE_STEP, "finish": VISIBLE_FINISH}
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,11 @@ class EngineConfig:
     prefix_caching: bool = False
     drop_last_hit_block: bool = False
     reserve_full_isl: bool = True
+    long_prefill_token_threshold: int = 0
+    hit_alignment_tokens: int = 0  # 0 = block_tokens
+    visible: str = "scheduled"  # VISIBLE
+    cache_decode_blocks: bool = True
+    unhashed_last: bool = False
     acceptance: tuple[float, ...] = ()  # conditional, one per draft token; () = no speculation
     seed: int = 1
     interval_s: float = 10.0
@@ -82,6 +96,11 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
         max_model_len=config.max_model_len,
         prefix_caching=config.prefix_caching,
         drop_last_hit_block=config.drop_last_hit_block,
+        hit_alignment_blocks=max(1, config.hit_alignment_tokens // config.block_tokens),
+        visible=VISIBLE[config.visible],
+        cache_decode_blocks=config.cache_decode_blocks,
+        unhashed_last=config.unhashed_last and config.prefix_caching,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
         draft_tokens=len(config.acceptance),
         lookahead_tokens=len(config.acceptance),
         reserve_full_isl=config.reserve_full_isl,

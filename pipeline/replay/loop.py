@@ -13,11 +13,14 @@ from pipeline.replay.pool import CACHED, CAPACITY, EVICTED, Chains, Pool, free_b
 from pipeline.replay.scheduler import (
     RUNNING_COUNT,
     SCHEDULED,
+    VISIBLE_FINISH,
+    VISIBLE_STEP,
     WAITING_COUNT,
     Queues,
     Requests,
     Settings,
     push_waiting,
+    register_final,
     schedule,
 )
 from pipeline.replay.speculation import accepted_drafts
@@ -62,6 +65,7 @@ def new_progress() -> Progress:
 def commit(
     settings: Settings,
     pool: Pool,
+    chains: Chains,
     requests: Requests,
     queues: Queues,
     now_s: float,
@@ -74,6 +78,8 @@ def commit(
     finished = 0
     kept = 0
     scheduled = queues.counts[SCHEDULED]
+    register_step = settings.prefix_caching and settings.visible == VISIBLE_STEP
+    register_finish = settings.prefix_caching and settings.visible == VISIBLE_FINISH
     for place in range(queues.counts[RUNNING_COUNT]):
         request = queues.running[place]
         if place < scheduled:
@@ -107,13 +113,18 @@ def commit(
                     requests.finish_s[request] = now_s
                     requests.decode_target_s[request] += target_sum - requests.target_mark[request]
                     requests.decode_draft_s[request] += draft_sum - requests.draft_mark[request]
-                    release(pool, request)
+                    if register_step or register_finish:
+                        final = min(computed, requests.input_tokens[request] + before + emitted)
+                        register_final(settings, pool, chains, requests, request, final)
+                    release(pool, request, settings.unhashed_last)
                     finished += 1
                     continue
                 if settings.draft_tokens > 0:
                     requests.has_drafts[request] = True
             else:
                 requests.computed[request] = computed
+            if register_step:
+                register_final(settings, pool, chains, requests, request, computed)
         queues.running[kept] = request
         kept += 1
     queues.counts[RUNNING_COUNT] = kept
@@ -193,7 +204,9 @@ def run_replica(
         now_s += duration
         target_sum += gemm + prefill + decode + communication
         draft_sum += draft
-        emitted, finished = commit(settings, pool, requests, queues, now_s, sampling + draft, target_sum, draft_sum)
+        emitted, finished = commit(
+            settings, pool, chains, requests, queues, now_s, sampling + draft, target_sum, draft_sum
+        )
         steps += 1
         timeline.counters[interval, STEPS] += 1
         timeline.counters[interval, FINISHED] += finished

@@ -24,14 +24,26 @@ Ints = NDArray[np.int32]
 NONE = -1
 
 # Places in `Pool.totals`.
-CAPACITY, BLANK, CACHED, EVICTED, QUEUE_HEAD, QUEUE_TAIL, SEGMENT_FREE, SEGMENT_NEXT, HOLD_FREE, HOLD_NEXT = range(10)
+(
+    CAPACITY,
+    BLANK,  # free, without content, taken first
+    CACHED,  # free, registered
+    UNHASHED,  # free, without content, but waiting in the queue like the cached ones (`unhashed_last`)
+    EVICTED,
+    QUEUE_HEAD,
+    QUEUE_TAIL,
+    SEGMENT_FREE,
+    SEGMENT_NEXT,
+    HOLD_FREE,
+    HOLD_NEXT,
+) = range(11)
 
 
 class Pool(NamedTuple):
     """Structure of arrays. S = pool blocks (a segment has at least one), H = most blocks held at once, I = ids."""
 
-    totals: NDArray[np.int64]  # [10] scalars, indexed by the constants above; blocks
-    segment_id: Ints  # [S]
+    totals: NDArray[np.int64]  # [11] scalars, indexed by the constants above; blocks
+    segment_id: Ints  # [S] NONE = unhashed blocks in the queue
     segment_start: Ints  # [S] first block within the id
     segment_count: Ints  # [S] blocks
     segment_refs: Ints  # [S] requests that hold it; 0 = in the free queue
@@ -68,7 +80,7 @@ class Chains(NamedTuple):
 
 def new_pool(capacity: int, ids: int, requests: int, holds: int, longest: int) -> Pool:
     """A pool of blank blocks. `holds`: most holds at once; `longest`: most blocks of one request."""
-    totals = np.zeros(10, np.int64)
+    totals = np.zeros(11, np.int64)
     totals[CAPACITY] = capacity
     totals[BLANK] = capacity
     totals[QUEUE_HEAD] = NONE
@@ -103,7 +115,7 @@ def new_pool(capacity: int, ids: int, requests: int, holds: int, longest: int) -
 @njit
 def free_blocks(pool: Pool) -> int:
     """Blocks that nobody holds, blank or cached."""
-    return pool.totals[BLANK] + pool.totals[CACHED]
+    return pool.totals[BLANK] + pool.totals[CACHED] + pool.totals[UNHASHED]
 
 
 @njit
@@ -162,14 +174,15 @@ def lookup(pool: Pool, chains: Chains, request: int, most: int) -> tuple[int, in
 
 
 @njit
-def drop_last(pool: Pool, parts: int, blocks: int) -> tuple[int, int]:
-    """Give the last matched block back (drafters that read hidden states). Works on the lookup's scratch only."""
-    if blocks == 0:
-        return parts, blocks
-    pool.hit_count[parts - 1] -= 1
-    if pool.hit_count[parts - 1] == 0:
-        parts -= 1
-    return parts, blocks - 1
+def shorten(pool: Pool, parts: int, blocks: int, wanted: int) -> int:
+    """Give matched blocks back until `wanted` are left; returns the parts. Works on the lookup's scratch only."""
+    while blocks > wanted:
+        given = min(blocks - wanted, pool.hit_count[parts - 1])
+        pool.hit_count[parts - 1] -= given
+        blocks -= given
+        if pool.hit_count[parts - 1] == 0:
+            parts -= 1
+    return parts
 
 
 @njit
@@ -245,16 +258,22 @@ def allocate(pool: Pool, request: int, blocks: int) -> None:
     pool.totals[BLANK] -= blank
     pool.request_blocks[request] += blocks
     missing = blocks - blank
-    pool.totals[CACHED] -= missing
-    pool.totals[EVICTED] += missing
     while missing > 0:
         segment = pool.totals[QUEUE_HEAD]
         taken = min(missing, pool.segment_count[segment])
         missing -= taken
         pool.segment_count[segment] -= taken
+        if pool.segment_id[segment] == NONE:
+            pool.totals[UNHASHED] -= taken
+        else:
+            pool.totals[CACHED] -= taken
+            pool.totals[EVICTED] += taken
         if pool.segment_count[segment] == 0:
             leave_queue(pool, segment)
-            forget(pool, segment)
+            if pool.segment_id[segment] != NONE:
+                forget(pool, segment)
+            pool.id_next[segment] = pool.totals[SEGMENT_FREE]
+            pool.totals[SEGMENT_FREE] = segment
 
 
 @njit
@@ -297,9 +316,21 @@ def register(pool: Pool, chains: Chains, request: int, full: int) -> None:
 
 
 @njit
-def release(pool: Pool, request: int) -> None:
-    """Let go of all of a request's blocks, last first. Mutates."""
-    pool.totals[BLANK] += pool.request_blocks[request] - pool.request_registered[request]
+def release(pool: Pool, request: int, unhashed_last: bool) -> None:
+    """Let go of all of a request's blocks, last first. Mutates.
+
+    Its unregistered blocks become blank, or with `unhashed_last` queue up behind the cached ones.
+    """
+    unhashed = pool.request_blocks[request] - pool.request_registered[request]
+    if unhashed_last and unhashed > 0:
+        segment = new_segment(pool)
+        pool.segment_id[segment] = NONE
+        pool.segment_count[segment] = unhashed
+        pool.segment_refs[segment] = 0
+        join_queue(pool, segment)
+        pool.totals[UNHASHED] += unhashed
+    else:
+        pool.totals[BLANK] += unhashed
     pool.request_blocks[request] = 0
     pool.request_registered[request] = 0
     hold = pool.request_holds[request]
@@ -356,7 +387,7 @@ def leave_queue(pool: Pool, segment: int) -> None:
 
 @njit
 def forget(pool: Pool, segment: int) -> None:
-    """Take an empty segment out of its id's list and make it reusable. Mutates."""
+    """Take an empty segment out of its id's list. Mutates."""
     key = pool.segment_id[segment]
     before = pool.id_prev[segment]
     after = pool.id_next[segment]
@@ -368,8 +399,6 @@ def forget(pool: Pool, segment: int) -> None:
         pool.id_tail[key] = before
     else:
         pool.id_prev[after] = before
-    pool.id_next[segment] = pool.totals[SEGMENT_FREE]
-    pool.totals[SEGMENT_FREE] = segment
 
 
 @njit

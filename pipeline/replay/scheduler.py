@@ -15,11 +15,11 @@ from pipeline.replay.pool import (
     Chains,
     Pool,
     allocate,
-    drop_last,
     free_blocks,
     lookup,
     register,
     release,
+    shorten,
     touch,
     unheld_hits,
 )
@@ -38,12 +38,20 @@ class Settings(NamedTuple):
     max_model_len: int
     prefix_caching: bool
     drop_last_hit_block: bool
+    hit_alignment_blocks: int  # a hit is a multiple of this
+    visible: int  # when a full block can be hit: VISIBLE_SCHEDULED, VISIBLE_STEP, VISIBLE_FINISH
+    cache_decode_blocks: bool  # blocks with generated tokens are registered too
+    unhashed_last: bool  # unregistered freed blocks are taken after the cached ones freed before them
+    long_prefill_token_threshold: int  # most tokens of one request in one step; 0 = no limit
     draft_tokens: int  # k; 0 = no speculation
     lookahead_tokens: int  # slots allocated beyond a request's scheduled tokens
     reserve_full_isl: bool  # admit only what fits as a whole, not merely its first chunk
     seed: np.uint64
     acceptance: Floats  # [k] conditional
     interval_s: float
+
+
+VISIBLE_SCHEDULED, VISIBLE_STEP, VISIBLE_FINISH = range(3)
 
 
 class Requests(NamedTuple):
@@ -148,11 +156,24 @@ def blocks_for(tokens: int, settings: Settings) -> int:
 
 
 @njit
-def preempt(pool: Pool, requests: Requests, queues: Queues, target_sum: float, draft_sum: float) -> int:
+def register_final(
+    settings: Settings, pool: Pool, chains: Chains, requests: Requests, request: int, final: int
+) -> None:
+    """Make a request's full blocks hittable, as far as its first `final` tokens go. Mutates."""
+    if not settings.cache_decode_blocks:
+        final = min(final, requests.input_tokens[request])
+    if final >= (pool.request_registered[request] + 1) * settings.block_tokens:
+        register(pool, chains, request, final // settings.block_tokens)
+
+
+@njit
+def preempt(
+    settings: Settings, pool: Pool, requests: Requests, queues: Queues, target_sum: float, draft_sum: float
+) -> int:
     """Stop the most recently admitted request, to be recomputed; it returns to the head of the queue. Mutates."""
     queues.counts[RUNNING_COUNT] -= 1
     victim = queues.running[queues.counts[RUNNING_COUNT]]
-    release(pool, victim)
+    release(pool, victim, settings.unhashed_last)
     if requests.emitted[victim] > 0:
         requests.decode_target_s[victim] += target_sum - requests.target_mark[victim]
         requests.decode_draft_s[victim] += draft_sum - requests.draft_mark[victim]
@@ -180,6 +201,8 @@ def schedule(
     prefill_tokens = decode_tokens = drafts_scheduled = 0
     prefill_pairs = prefill_context = decode_pairs = decode_context = 0
     hit_tokens = preemptions = 0
+    threshold = settings.long_prefill_token_threshold if settings.long_prefill_token_threshold > 0 else budget
+    register_now = settings.prefix_caching and settings.visible == VISIBLE_SCHEDULED
 
     # Running requests, in order of admission.
     place = 0
@@ -189,7 +212,7 @@ def schedule(
         total = requests.input_tokens[request] + requests.emitted[request]
         pending = total - computed
         want = pending + settings.draft_tokens if requests.has_drafts[request] else pending
-        tokens = min(want, budget, settings.max_model_len - 1 - computed)
+        tokens = min(want, threshold, budget, settings.max_model_len - 1 - computed)
         # Most steps stay inside the blocks that are there; multiplying finds that out without two divisions per row.
         block_tokens = settings.block_tokens
         slots = min(computed + tokens + settings.lookahead_tokens, settings.max_model_len)
@@ -197,7 +220,7 @@ def schedule(
             needed = blocks_for(slots, settings) - pool.request_blocks[request]
             preempted_itself = False
             while needed > free_blocks(pool):
-                victim = preempt(pool, requests, queues, target_sum, draft_sum)
+                victim = preempt(settings, pool, requests, queues, target_sum, draft_sum)
                 preemptions += 1
                 if victim == request:
                     preempted_itself = True
@@ -205,10 +228,8 @@ def schedule(
             if preempted_itself:
                 break
             allocate(pool, request, needed)
-        if settings.prefix_caching:
-            final = min(computed + tokens, total)
-            if final >= (pool.request_registered[request] + 1) * block_tokens:
-                register(pool, chains, request, final // block_tokens)
+        if register_now:
+            register_final(settings, pool, chains, requests, request, min(computed + tokens, total))
         drafts = max(0, tokens - pending)
         queues.tokens[place] = tokens
         queues.drafts[place] = drafts
@@ -233,11 +254,15 @@ def schedule(
             parts = blocks = 0
             if settings.prefix_caching:
                 parts, blocks = lookup(pool, chains, request, (total - 1) // settings.block_tokens)
+                unit = settings.hit_alignment_blocks
+                usable = blocks - blocks % unit
                 if settings.drop_last_hit_block:
-                    parts, blocks = drop_last(pool, parts, blocks)
+                    usable = max(0, usable - unit)
+                parts = shorten(pool, parts, blocks, usable)
+                blocks = usable
             computed = blocks * settings.block_tokens
             pending = total - computed
-            tokens = min(pending, budget)
+            tokens = min(pending, threshold, budget)
             needed = max(0, blocks_for(computed + tokens + settings.lookahead_tokens, settings) - blocks)
             must_fit = needed
             if settings.reserve_full_isl:
@@ -246,8 +271,8 @@ def schedule(
                 break
             touch(pool, chains, request, parts)
             allocate(pool, request, needed)
-            if settings.prefix_caching:
-                register(pool, chains, request, (computed + tokens) // settings.block_tokens)
+            if register_now:
+                register_final(settings, pool, chains, requests, request, computed + tokens)
             pop_waiting(queues)
             requests.computed[request] = computed
             if np.isnan(requests.scheduled_s[request]):

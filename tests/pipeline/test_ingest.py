@@ -151,7 +151,9 @@ def test_missing_files_folders_and_wrong_names(tmp_path):
 def test_timestamps_out_of_order(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text(row(5000) + row(2000, 700) + row(9000) + row(8999, 800) + row(2000, 900))
-    with pytest.raises(InputError, match=r"log\.jsonl:2: timestamps out of order: 3 s before .*--sort"):
+    with pytest.raises(
+        InputError, match=r"log\.jsonl:2: timestamps out of order: 3 s before .*\(2000 ms after 5000 ms\); .*--sort"
+    ):
         ingest([log], tmp_path / "t")
     assert nothing_left(tmp_path, "log.jsonl")
     report = ingest([log], tmp_path / "t", sort=True)
@@ -191,6 +193,59 @@ def test_the_output_folder_is_not_overwritten(tmp_path):
     ingest([SYNTHETIC], tmp_path / "t", force=True)
     assert read_trace(tmp_path / "t").meta.source_format == "mooncake"
     assert nothing_left(tmp_path, "t")
+
+
+def test_force_replaces_nothing_but_a_trace(tmp_path):
+    """Neither somebody's documents, nor the folder that the log lies in, nor a file, nor what a link points to."""
+    log = tmp_path / "logs/log.jsonl"
+    log.parent.mkdir()
+    log.write_text(row(0))
+    file, link, empty = tmp_path / "file", tmp_path / "link", tmp_path / "empty"
+    file.write_text("mine")
+    link.symlink_to(log.parent)
+    empty.mkdir()
+    with pytest.raises(RunError, match=r"logs: holds something else \('log.jsonl'\)"):
+        ingest([log], log.parent, force=True)
+    for out in (file, link):
+        with pytest.raises(RunError, match="is no folder"):
+            ingest([log], out, force=True)
+    assert nothing_left(tmp_path, "logs", "file", "link", "empty")
+    assert file.read_text() == "mine" and log.read_text() == row(0)
+    assert ingest([log], empty, force=True).rows_kept == 1
+
+
+def test_rows_that_no_encoding_or_number_holds_are_rejected_rows(tmp_path):
+    """Lone surrogates, numbers of thousands of digits: faults of a row, never a traceback."""
+    log = tmp_path / "log.jsonl"
+    odd = [row('"\\ud800"'), row(7, n="9" * 5000), row(8).replace("[0, 1]", f"[0, {'9' * 5000}]")]
+    log.write_text("".join(row(at) for at in range(5)) + "".join(odd))
+    report = ingest([log], tmp_path / "t", max_rejected=0.5)
+    assert (report.rows_kept, report.rows_rejected) == (5, 3)
+    rejected = pq.read_table(tmp_path / "t/rejected.parquet").to_pylist()
+    assert [each["column"] for each in rejected] == ["timestamp", "input_length", "hash_ids"]
+    assert rejected[0]["text"] == "\\ud800"
+    assert rejected[1]["text"] == "9" * 200
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_that_is_none(share, tmp_path):
+    with pytest.raises(InputError, match="not a share from 0 to 1"):
+        ingest([AZURE], tmp_path / "t", max_rejected=share)
+    assert nothing_left(tmp_path)
+
+
+def test_progress_and_row_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr("traces.lines.CHUNK_BYTES", 100_000)
+    monkeypatch.setattr("traces.lines._READ_BYTES", 777)
+    monkeypatch.setattr("pipeline.ingest.ROW_GROUP_ROWS", 100)
+    seen = []
+    ingest([SYNTHETIC, SYNTHETIC], tmp_path / "t", sort=True, progress=lambda log, rows: seen.append((log, rows)))
+    assert seen[-1] == (SYNTHETIC, 2 * 3_993)
+    assert [rows for _, rows in seen] == sorted({rows for _, rows in seen}) and len(seen) > 4
+    monkeypatch.setattr("traces.lines.CHUNK_BYTES", 10**7)
+    ingest([SYNTHETIC], tmp_path / "u")
+    groups = pq.ParquetFile(tmp_path / "u/trace.parquet").metadata
+    assert max(groups.row_group(each).num_rows for each in range(groups.num_row_groups)) == 100
 
 
 def test_a_failed_force_keeps_the_old_folder(tmp_path):
@@ -268,3 +323,18 @@ def test_a_trace_that_breaks_the_contract_is_refused(tmp_path, conversation):
 def test_report_is_json(conversation):
     report = json.loads((conversation / "ingest.json").read_text())
     assert report["rows_read"] == report["rows_kept"] + report["rows_rejected"] == 12_031
+
+
+def test_gzip_members_with_padding_and_bombs(tmp_path):
+    """Zeros between members, more than a read at a time, hide nothing; and a member that unpacks to much is read in pieces."""
+    log = tmp_path / "log.jsonl.gz"
+    padding = b"\0" * 3_000_000
+    log.write_bytes(gzip.compress(row(0).encode()) + padding + gzip.compress(row(1).encode()) + padding)
+    report = ingest([log], tmp_path / "t")
+    assert report.rows_kept == 2
+    assert report.sources[0].sha256 == hashlib.sha256(log.read_bytes()).hexdigest()
+    log.write_bytes(gzip.compress(row(0).encode() + b" " * 50_000_000 + b"\n" + row(1).encode()))
+    assert ingest([log], tmp_path / "u").rows_kept == 2
+    log.write_bytes(gzip.compress(row(0).encode()) + b"trailing")
+    with pytest.raises(InputError, match="damaged gzip"):
+        ingest([log], tmp_path / "v")

@@ -286,3 +286,21 @@ def test_the_manifest_names_what_was_run(run_folder, study_file):
     assert manifest["trace_meta"]["prefix_identity"] == "known"
     assert len(manifest["run_id"]) == 12
     assert (run_folder / "study.toml").read_bytes() == Path(study_file).read_bytes()
+
+
+def test_force_replaces_a_run_and_nothing_else(study_file, run_folder, tmp_path):
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    (documents / "thesis.txt").write_text("mine")
+    with pytest.raises(
+        RunError, match=r"documents: holds something else \('thesis.txt'\): --force does not replace it"
+    ):
+        run_study(study_file, documents, force=True)
+    assert (documents / "thesis.txt").read_text() == "mine"
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match="is no folder"):
+        run_study(study_file, tmp_path / "file", force=True)
+    old = tmp_path / "old"
+    shutil.copytree(run_folder, old)
+    run_study(study_file, old, force=True)
+    assert not (old / "report.html").exists(), "replaced as a whole"

@@ -71,6 +71,11 @@ class ReferenceConfig:
     draft_tokens: int | None = None
     lookahead_tokens: int | None = None
     reserve_full_isl: bool = True
+    long_prefill_token_threshold: int = 0
+    hit_alignment_blocks: int = 1
+    visible: str = "scheduled"
+    cache_decode_blocks: bool = True
+    unhashed_last: bool = False
     conditional_acceptance: tuple[float, ...] = ()
     seed: int = 1
     interval_s: float = 10.0

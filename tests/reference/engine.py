@@ -42,7 +42,7 @@ class Replica:
         self.config = config
         self.step_components = step_components
         self.check = check
-        self.pool = KvPool(config.pool_blocks)
+        self.pool = KvPool(config.pool_blocks, config.unhashed_last)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.now = 0.0
@@ -143,7 +143,8 @@ class Replica:
         while place < len(self.running) and budget > 0:
             request = self.running[place]
             pending = request.tokens - request.computed
-            tokens = min(pending + request.drafts, budget, config.max_model_len - 1 - request.computed)
+            most = config.long_prefill_token_threshold or budget
+            tokens = min(pending + request.drafts, most, budget, config.max_model_len - 1 - request.computed)
             needed = max(0, self.blocks_for(request.computed + tokens + config.lookahead) - len(request.blocks))
             while not self.pool.can_allocate(needed):
                 victim = self.running.pop()
@@ -164,11 +165,12 @@ class Replica:
             if config.prefix_caching:
                 most = (request.tokens - 1) // config.block_tokens
                 hits = self.pool.lookup(request.keys(config)[:most])
-                if config.drop_last_hit_block:
-                    hits = hits[:-1]
+                unit = config.hit_alignment_blocks
+                usable = len(hits) // unit * unit
+                hits = hits[: max(0, usable - unit) if config.drop_last_hit_block else usable]
             computed = len(hits) * config.block_tokens
             pending = request.tokens - computed
-            tokens = min(pending, budget)
+            tokens = min(pending, config.long_prefill_token_threshold or budget, budget)
             needed = max(0, self.blocks_for(computed + tokens + config.lookahead) - len(hits))
             whole = self.blocks_for(request.tokens) - len(hits) if config.reserve_full_isl else 0
             if not self.pool.can_allocate(max(needed, whole), hits):
@@ -196,14 +198,23 @@ class Replica:
         return Row(request, tokens, drafts, pending == 1 and request.emitted >= 1, request.computed)
 
     def grow(self, request: Request, tokens: int, needed: int) -> None:
-        """Give blocks, and register all that are full with this step's tokens."""
+        """Give blocks; where blocks are visible once scheduled, register those that are full with this step's tokens."""
         request.blocks += self.pool.allocate(needed)
-        if self.config.prefix_caching:
-            full = min(request.computed + tokens, request.tokens) // self.config.block_tokens
-            keys = request.keys(self.config)
-            for block in range(request.registered, full):
-                self.pool.register(request.blocks[block], keys[block])
-            request.registered = max(request.registered, full)
+        if self.config.visible == "scheduled":
+            self.register(request, request.computed + tokens)
+
+    def register(self, request: Request, computed: int) -> None:
+        """Make the blocks that are full with `computed` tokens hittable; drafts never count."""
+        if not self.config.prefix_caching:
+            return
+        final = min(computed, request.tokens)
+        if not self.config.cache_decode_blocks:
+            final = min(final, request.spec.input_tokens)
+        full = final // self.config.block_tokens
+        keys = request.keys(self.config)
+        for block in range(request.registered, full):
+            self.pool.register(request.blocks[block], keys[block])
+        request.registered = max(request.registered, full)
 
     def preempt(self, victim: Request, book: dict[str, float]) -> None:
         self.release(victim)
@@ -228,6 +239,8 @@ class Replica:
         request = row.request
         request.computed += row.tokens
         if request.computed < request.tokens:
+            if self.config.visible == "step":
+                self.register(request, request.computed)
             return
         accepted = 0
         for rate in self.config.conditional_acceptance[: row.drafts]:
@@ -246,7 +259,10 @@ class Replica:
             request.marks = (self.target_sum, self.draft_sum)
         request.emitted += emitted
         book["emitted_tokens"] += emitted
-        if request.emitted == request.output_tokens:
+        done = request.emitted == request.output_tokens
+        if self.config.visible == "step" or (self.config.visible == "finish" and done):
+            self.register(request, request.computed)
+        if done:
             request.finish_s = self.now
             self.book_decode(request)
             self.release(request)

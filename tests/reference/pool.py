@@ -21,7 +21,8 @@ class Block:
 class KvPool:
     """Free queue: blank blocks at the front, cached ones by time of release, taken from the front."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, unhashed_last: bool = False) -> None:
+        self.unhashed_last = unhashed_last
         self.blocks = [Block(number) for number in range(capacity)]
         self.free: deque[Block] = deque(self.blocks)
         self.registered: dict[Key, list[Block]] = {}  # copies in order of registration
@@ -92,7 +93,7 @@ class KvPool:
             block.refs -= 1
             assert block.refs >= 0, "released more often than held"
             if block.refs == 0:
-                if block.key is None:
+                if block.key is None and not self.unhashed_last:
                     self.free.appendleft(block)
                 else:
                     self.free.append(block)
@@ -116,4 +117,4 @@ class KvPool:
         blanks_over = False
         for block in self.free:
             blanks_over = blanks_over or block.key is not None
-            assert not (blanks_over and block.key is None), "a blank block behind a cached one"
+            assert self.unhashed_last or not (blanks_over and block.key is None), "a blank block behind a cached one"

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.cost.lowered import LoweredCost, step_components
 from pipeline.replay.engine import Arrivals, EngineConfig, ReplayResult, replay
-from pipeline.replay.pool import BLANK, CACHED, CAPACITY, NONE, QUEUE_HEAD, Pool
+from pipeline.replay.pool import BLANK, CACHED, CAPACITY, NONE, QUEUE_HEAD, UNHASHED, Pool
 from schemas.outcome import COMPONENTS, TIMELINE_COUNTERS, TIMELINE_INTEGRALS
 from tests.reference import engine as reference
 
@@ -57,6 +57,11 @@ def engine_config_of(config: reference.ReferenceConfig) -> EngineConfig:
         prefix_caching=config.prefix_caching,
         drop_last_hit_block=config.drop_last_hit_block,
         reserve_full_isl=config.reserve_full_isl,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        hit_alignment_tokens=config.hit_alignment_blocks * config.block_tokens,
+        visible=config.visible,
+        cache_decode_blocks=config.cache_decode_blocks,
+        unhashed_last=config.unhashed_last,
         acceptance=config.conditional_acceptance,
         seed=config.seed,
         interval_s=config.interval_s,
@@ -140,10 +145,12 @@ def check_pool(pool: Pool) -> None:
         assert pool.segment_refs[segment] == 0
         queued.append(int(segment))
         before, segment = segment, pool.queue_next[segment]
-    assert sorted(queued) == sorted(each for each in live if pool.segment_refs[each] == 0)
-    cached = sum(int(pool.segment_count[each]) for each in queued)
-    assert cached == totals[CACHED]
-    held = totals[CAPACITY] - totals[CACHED] - totals[BLANK]
+    unhashed = [each for each in queued if pool.segment_id[each] == NONE]
+    hashed = [each for each in queued if pool.segment_id[each] != NONE]
+    assert sorted(hashed) == sorted(each for each in live if pool.segment_refs[each] == 0)
+    assert sum(int(pool.segment_count[each]) for each in hashed) == totals[CACHED]
+    assert sum(int(pool.segment_count[each]) for each in unhashed) == totals[UNHASHED]
+    held = totals[CAPACITY] - totals[CACHED] - totals[BLANK] - totals[UNHASHED]
     assert held >= 0
     unregistered = int((pool.request_blocks - pool.request_registered).sum())
     assert held == sum(int(pool.segment_count[each]) for each in live if pool.segment_refs[each] > 0) + unregistered

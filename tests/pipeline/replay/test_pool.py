@@ -46,7 +46,8 @@ class Pair:
         self.fast = fast.new_pool(
             self.capacity, len(nodes) + self.requests, self.requests, self.requests * longest, longest
         )
-        self.slow = KvPool(self.capacity)
+        self.unhashed_last = random.random() < 0.5
+        self.slow = KvPool(self.capacity, self.unhashed_last)
         self.held: list[list[Block] | None] = [None] * self.requests
         self.registered = [0] * self.requests
 
@@ -56,8 +57,7 @@ class Pair:
         assert blocks == len(hits)
         if drop:
             hits = hits[:-1]
-            parts, blocks = fast.drop_last(self.fast, parts, blocks)
-            assert blocks == len(hits)
+            parts = fast.shorten(self.fast, parts, blocks, len(hits))
         assert fast.unheld_hits(self.fast, parts) == sum(block.refs == 0 for block in hits)
         self.slow.touch(hits)
         fast.touch(self.fast, self.chains, request, parts)
@@ -85,7 +85,7 @@ class Pair:
         held = self.held[request]
         assert held is not None
         self.slow.release(held)
-        fast.release(self.fast, request)
+        fast.release(self.fast, request, self.unhashed_last)
         self.held[request] = None
         self.registered[request] = 0
 
