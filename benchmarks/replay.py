@@ -6,6 +6,7 @@ A token-step is one request that emits in one step; prefill chunks that emit not
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,71 @@ def main() -> None:
         ("case", "loop s, median (min to max)", "requests/s", "steps", "token-steps/s", "ns per token-step"),
         rows,
     )
-    print(f"\nPeak memory above libraries and trace: {peak_mib() - before:.0f} MiB")
+    peak = peak_mib()
+    scale_rows = [scaled(arrivals, copies) for copies in (1, 10, 100)]
+    print_table(
+        "The trace beside itself, prefixes kept apart, 4 replicas a copy (blocks of 512, 16,384 each, caching)",
+        (
+            "copies",
+            "requests",
+            "replicas",
+            "loop s",
+            "requests/s",
+            "steps",
+            "ns per token-step",
+            "peak MiB of the process",
+        ),
+        scale_rows,
+    )
+    print(f"\nPeak memory of the first table, above libraries and trace: {peak - before:.0f} MiB")
+
+
+def scaled(arrivals: Arrivals, copies: int) -> list[str]:
+    """One run of `copies` traces at once: the same arrivals, blocks numbered apart, four replicas for each copy."""
+    n = arrivals.arrival_s.shape[0]
+    order = np.argsort(np.tile(arrivals.arrival_s, copies), kind="stable")
+    lengths = np.tile(np.diff(arrivals.block_offsets), copies)
+    distinct = int(arrivals.block_ids.max()) + 1
+    starts = np.repeat(arrivals.block_offsets[:-1][None, :], copies, axis=0).ravel()
+    offsets = np.concatenate([[0], np.cumsum(lengths[order])]).astype(np.int64)
+    places = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths[order]) + np.repeat(starts[order], lengths[order])
+    shift = np.repeat((order // n).astype(np.int64) * distinct, lengths[order])
+    many = Arrivals(
+        np.tile(arrivals.arrival_s, copies)[order],
+        np.tile(arrivals.input_tokens, copies)[order],
+        np.tile(arrivals.output_tokens, copies)[order],
+        offsets,
+        (arrivals.block_ids[places] + shift).astype(np.uint32),
+        arrivals.trace_block_tokens,
+    )
+    del places, shift, starts, lengths, order
+    config = EngineConfig(
+        replicas=4 * copies,
+        block_tokens=512,
+        pool_blocks=16_384,
+        max_batched_tokens=8192,
+        max_sequences=256,
+        max_model_len=131072,
+        prefix_caching=True,
+    )
+    scenario = Scenario.model_validate(
+        {"fleet": {"gpu": "h100-sxm", "replicas": 4, "tensor_parallel": 4}, "model": {"name": "llama-3.1-70b"}}
+    )
+    lowered = build_hardware(scenario).lowered
+    started = time.perf_counter()
+    result = replay(many, config, lowered)
+    seconds = time.perf_counter() - started
+    steps = int(result.requests.emitting_steps.sum(dtype=np.int64))
+    return [
+        f"{copies}",
+        f"{n * copies:,}",
+        f"{4 * copies}",
+        f"{seconds:.2f}",
+        f"{n * copies / seconds:,.0f}",
+        f"{result.steps.sum():,}",
+        f"{seconds / steps * 1e9:.0f}",
+        f"{peak_mib():.0f}",
+    ]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.cost.lowered import LoweredCost
 from pipeline.replay.loop import DONE, NOW, STEPS_DONE, TIMELINE_FULL, new_progress, run_replica
-from pipeline.replay.pool import CACHED, Chains, Pool, new_pool
+from pipeline.replay.pool import CACHED, Chains, Pool, blank_again, new_pool
 from pipeline.replay.router import ROUTERS
 from pipeline.replay.scheduler import (
     VISIBLE_FINISH,
@@ -116,9 +116,12 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
     span = float(arrivals.arrival_s[-1]) if n else 0.0
     intervals = int(span / config.interval_s) + 2
     timelines, steps, pools, ends = [], [], [], []
+    by_replica = np.argsort(replica[kept], kind="stable")  # requests stay in order of arrival
+    rows = np.flatnonzero(kept)[by_replica].astype(np.int32)
+    bounds = np.searchsorted(replica[rows], np.arange(config.replicas + 1))
+    pool = new_pool(config.pool_blocks, ids, n, holds, longest)
     for index in range(config.replicas):
-        mine = np.flatnonzero((replica == index) & kept).astype(np.int32)
-        pool = new_pool(config.pool_blocks, ids, n, holds, longest)
+        mine = rows[bounds[index] : bounds[index + 1]]
         queues = new_queues(mine.shape[0], config.max_sequences)
         timeline = new_timeline(intervals)
         progress = new_progress()
@@ -133,6 +136,9 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
         ends.append((float(progress.clock[NOW]), int(pool.totals[CACHED])))
         if keep_pools:
             pools.append(pool)
+            pool = new_pool(config.pool_blocks, ids, n, holds, longest)
+        else:
+            blank_again(pool, chains, mine)
     timelines = _idle_to_the_end(timelines, ends, config.interval_s)
     return ReplayResult(requests, refused, replica, tuple(timelines), np.array(steps), tuple(pools))
 

@@ -113,6 +113,29 @@ def new_pool(capacity: int, ids: int, requests: int, holds: int, longest: int) -
 
 
 @njit
+def blank_again(pool: Pool, chains: Chains, requests: Ints) -> None:
+    """As new, after `requests` were served from it and have released everything. Mutates.
+
+    Touches only their ids: making a new pool per replica would cost fleets of many replicas and ids more than the replay.
+    """
+    capacity = pool.totals[CAPACITY]
+    pool.totals[:] = 0
+    pool.totals[CAPACITY] = capacity
+    pool.totals[BLANK] = capacity
+    pool.totals[QUEUE_HEAD] = NONE
+    pool.totals[QUEUE_TAIL] = NONE
+    pool.totals[SEGMENT_FREE] = NONE
+    pool.totals[HOLD_FREE] = NONE
+    for place in range(requests.shape[0]):
+        request = requests[place]
+        for block in range(chains.offsets[request], chains.offsets[request + 1]):
+            pool.id_head[chains.block_ids[block]] = NONE
+            pool.id_tail[chains.block_ids[block]] = NONE
+        pool.id_head[chains.private_id + request] = NONE
+        pool.id_tail[chains.private_id + request] = NONE
+
+
+@njit
 def free_blocks(pool: Pool) -> int:
     """Blocks that nobody holds, blank or cached."""
     return pool.totals[BLANK] + pool.totals[CACHED] + pool.totals[UNHASHED]

@@ -50,6 +50,22 @@ def test_compiled_engine_equals_the_reference_when_busy(hundred):
     assert seen["part of a trace block hit"] >= 5, seen
 
 
+def test_a_pool_that_was_used_before_is_as_new():
+    """Replicas take turns with one pool; results must not depend on it. `keep_pools` gives each its own."""
+    from pipeline.replay.engine import replay
+
+    for seed in range(200):
+        specs, config = busy_case(seed)
+        config = dataclasses.replace(config, replicas=3)
+        arrivals, engine = arrivals_of(specs, config.trace_block_tokens), engine_config_of(config)
+        shared, apart = (replay(arrivals, engine, some_cost(), keep_pools=keep) for keep in (False, True))
+        for name in shared.requests._fields:
+            assert np.array_equal(getattr(shared.requests, name), getattr(apart.requests, name), equal_nan=True), (
+                seed,
+                name,
+            )
+
+
 @settings(max_examples=200, deadline=None)
 @given(busy_cases())
 def test_features_that_are_off_change_nothing(case):
