@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.console import Console, Format, print_records
+from pipeline.console import NOT_IN_THE_LOG, Console, Format, print_records
 from schemas.errors import PreplayError
 
 app = typer.Typer(
@@ -63,9 +63,8 @@ def ingest(
         **report.model_dump(mode="json", exclude={"sources", "rejected_by_reason", "evidence"}),
     }
     if record["prefix_identity"] == "unknown":
-        record["distinct_blocks"] = "not known from this log"
         console.say("this log does not tell which prompts share a prefix: every reuse figure of it is unknown")
-    print_records([record], output, tall=True)
+    print_records([record], output, tall=True, unknown=NOT_IN_THE_LOG)
 
 
 @app.command()
@@ -77,28 +76,39 @@ def reuse(
     model: Annotated[
         str | None, typer.Option("--model", help="Also print cache sizes in GiB of this model's KV (bf16).")
     ] = None,
+    bound: Annotated[
+        bool, typer.Option("--bound", help="Also the offline optimum: the most that any eviction policy could hit.")
+    ] = False,
+    ttl: Annotated[
+        list[float] | None,
+        typer.Option("--ttl", help="Instead of capacities: time to live in seconds (300, 3600); repeatable."),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the whole profile as Parquet.")] = None,
     force: Force = False,
     output: OutputFormat = Format.table,
     quiet: Quiet = False,
 ) -> None:
     """How much prompt work is reusable, with no clock: the ceiling, and LRU at every cache size."""
-    from pipeline.reuse_report import capacity_records, save_profile, summary_record
+    from pipeline.reuse_report import capacity_records, save_profile, summary_record, ttl_records
     from pipeline.trace import read_trace
 
     console = Console(quiet)
     loaded = read_trace(trace)
     console.compiling()
     summary, profile = summary_record(loaded)
-    if output is Format.table:
-        print_records([summary], output, tall=True)
-        if profile is not None:
-            print()
+    rows = []
     if profile is not None:
-        rows = capacity_records(profile, capacity, model)
+        rows = (
+            ttl_records(profile, loaded, ttl)
+            if ttl
+            else capacity_records(profile, loaded, capacity, model, bound=bound)
+        )
+    if output is Format.table or profile is None:
+        print_records([summary], output, tall=True, unknown=NOT_IN_THE_LOG)
+    if rows:
+        if output is Format.table:
+            print()
         print_records(rows, output)
-    elif output is not Format.table:
-        print_records([summary], output)
     if out is not None:
         save_profile(profile, out, force=force)
         console.say(f"profile: {out}")
@@ -121,8 +131,7 @@ def replay(
     from pipeline.single import replay_one
 
     console = Console(quiet)
-    console.compiling()
-    record, folder = replay_one(study, scenario, seed, out, force=force)
+    record, folder = replay_one(study, scenario, seed, out, force=force, say=console.say)
     console.say(f"outcomes and timeline: {folder}")
     print_records([record], output, tall=True)
 
@@ -233,8 +242,11 @@ def _run_study(study: Path, out: Path, console: Console, *, force: bool, resume:
             console.say("writing the report")
             write_report(folder)
 
-    console.compiling()
-    run_study(study, out, force=force, resume=resume, say=console.say, finish=finish)
+    try:
+        run_study(study, out, force=force, resume=resume, say=console.say, finish=finish)
+    except KeyboardInterrupt:
+        console.say("interrupted; `preplay run ... --resume` does only what is missing")
+        raise
 
 
 def _stem(log: Path) -> str:
@@ -269,12 +281,6 @@ def main() -> None:
     except PreplayError as problem:
         print(f"preplay: {problem.line()}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("preplay: interrupted (a run can be continued with --resume)", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our stdout has gone: nothing to tell it
-        sys.exit(0)
 
 
 if __name__ == "__main__":

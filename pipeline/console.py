@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from datetime import date, datetime
@@ -20,6 +21,9 @@ class Format(StrEnum):
     csv = "csv"
 
 
+NOT_IN_THE_LOG = "not known from this log"
+
+
 class Console:
     """Lines of talk on stderr; silent when asked."""
 
@@ -29,20 +33,42 @@ class Console:
     def say(self, line: str) -> None:
         """One line of talk."""
         if not self.quiet:
-            print(line, file=sys.stderr, flush=True)
+            try:
+                print(line, file=sys.stderr, flush=True)
+            except BrokenPipeError:  # nobody listens any more: that is no reason to stop working
+                self.quiet = True
 
     def compiling(self) -> None:
         """Say what the first run waits for."""
-        from pipeline.jit import compiled_before
+        from pipeline.jit import COMPILING, compiled_before
 
         if not compiled_before():
-            self.say("compiling the replay engine for this machine: once, about 15 s")
+            self.say(COMPILING)
 
 
 def print_records(
-    records: Sequence[dict[str, Any]], output: Format, *, tall: bool = False, columns: Sequence[str] | None = None
+    records: Sequence[dict[str, Any]],
+    output: Format,
+    *,
+    tall: bool = False,
+    columns: Sequence[str] | None = None,
+    unknown: str = "unknown",
 ) -> None:
-    """Print records on stdout. `tall`: a table of one record is printed as name and value. Unknown prints as unknown."""
+    """Print records on stdout. `tall`: a table of one record is printed as name and value.
+
+    None is what is not known: `unknown` in a table, null in JSON, empty in CSV. A reader that closes our stdout early has
+    seen enough.
+    """
+    try:
+        _print_records(records, output, tall=tall, columns=columns, unknown=unknown)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_records(
+    records: Sequence[dict[str, Any]], output: Format, *, tall: bool, columns: Sequence[str] | None, unknown: str
+) -> None:
     names = list(columns) if columns is not None else list(dict.fromkeys(name for record in records for name in record))
     if output is Format.json:
         json.dump([{name: _plain(record.get(name)) for name in names} for record in records], sys.stdout, indent=2)
@@ -54,13 +80,13 @@ def print_records(
     elif tall and len(records) == 1:
         width = max(len(name) for name in names)
         for name in names:
-            print(f"{name:<{width}}  {_cell(records[0].get(name))}")
+            print(f"{name:<{width}}  {_cell(records[0].get(name), unknown)}")
     else:
-        _print_table(names, records)
+        _print_table(names, records, unknown)
 
 
-def _print_table(names: list[str], records: Sequence[dict[str, Any]]) -> None:
-    cells = [[_cell(record.get(name)) for name in names] for record in records]
+def _print_table(names: list[str], records: Sequence[dict[str, Any]], unknown: str) -> None:
+    cells = [[_cell(record.get(name), unknown) for name in names] for record in records]
     numeric = [all(isinstance(r.get(n), int | float | type(None)) for r in records) for n in names]
     widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(names)]
 
@@ -74,10 +100,10 @@ def _print_table(names: list[str], records: Sequence[dict[str, Any]]) -> None:
         print(line(row))
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, unknown: str) -> str:
     """A value for human eyes: thousands separated, six digits, unknown said."""
     if value is None:
-        return "unknown"
+        return unknown
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

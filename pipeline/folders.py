@@ -55,6 +55,8 @@ def claimed(partial: Path, *, keep: bool) -> Iterator[None]:
         partial.mkdir(parents=True, exist_ok=True)
         with _lock(partial):
             yield
+    except BrokenPipeError:
+        raise
     except OSError as problem:  # no such place, no permission, read-only, full
         reason = problem.strerror or str(problem).splitlines()[0]
         raise RunError(

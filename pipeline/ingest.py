@@ -69,13 +69,13 @@ def ingest(
     folders.check_absent(out, force=force, own=_TRACE_FILES)
     known, evidence = _agreed_format(logs, format)
     partial = folders.partial_of(out)
+    beside = out.with_name(f"{out.name}.rejected.parquet")
     with folders.claimed(partial, keep=False):
         rejects = RejectedRows(partial / REJECTED_FILE)
         account = _Account(known, evidence, rejects, sort=sort)
         try:
             _read_logs(logs, account, partial, max_rejected, progress)
         except TooManyRejected as problem:
-            beside = out.with_name(f"{out.name}.rejected.parquet")
             rejects.close()
             rejects.file.replace(beside)
             shutil.rmtree(partial)
@@ -94,6 +94,7 @@ def ingest(
         folders.write_parquet(_identities(), partial / IDENTITIES_FILE)
         folders.write_text(report.model_dump_json(indent=2) + "\n", partial / REPORT_FILE)
         folders.publish(partial, out)
+        beside.unlink(missing_ok=True)  # an earlier call that failed left it; the trace has its own now
     return report
 
 

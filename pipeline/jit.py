@@ -56,6 +56,10 @@ def njit(function: Function) -> Function:
     return cast("Function", numba.njit(**options)(function))
 
 
+COMPILING = "compiling the replay engine for this machine: once, about 15 s"
+"""What to say where `compiled_before` is false."""
+
+
 def inlined(function: Function) -> Function:
     """Compile a kernel into its caller: for what runs once per step.
 

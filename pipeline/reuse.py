@@ -56,7 +56,11 @@ class ReuseProfile:
 
     def hit_tokens(self) -> NDArray[np.int64]:
         """[n] prompt tokens that an engine of full blocks reuses, unbounded cache, last token computed."""
-        return np.minimum(self.hit_blocks(), self.countable) * self.block_tokens
+        return self.tokens_of(self.hit_blocks())
+
+    def tokens_of(self, hit_blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[n] prompt tokens that an engine of full blocks reuses where each request hits so many blocks."""
+        return np.minimum(hit_blocks, self.countable) * self.block_tokens
 
     def curve(self) -> ReuseCurve:
         """Hits at every capacity."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline import folders
 from pipeline.reuse import ReuseProfile, reuse_profile
+from pipeline.reuse_policies import optimal_hits, ttl_hits
 from pipeline.reuse_tables import curve_table, distance_table, requests_table
 from pipeline.trace import Trace
 from schemas import hardware
@@ -17,8 +18,6 @@ from schemas.errors import InputError
 from schemas.hardware import GIB
 
 _PROFILE_FILES = frozenset({"curve.parquet", "requests.parquet", "distance.parquet"})
-
-UNKNOWN = "not known from this log"
 
 
 def summary_record(trace: Trace) -> tuple[dict[str, Any], ReuseProfile | None]:
@@ -30,7 +29,7 @@ def summary_record(trace: Trace) -> tuple[dict[str, Any], ReuseProfile | None]:
     }
     if trace.meta.prefix_identity == "unknown" or trace.meta.block_tokens is None:
         for name in ("ceiling_token_ratio", "ceiling_block_ratio", "reusable_tokens", "reuse_distance_p50_blocks"):
-            record[name] = UNKNOWN
+            record[name] = None
         return record, None
     profile = reuse_profile(trace.block_offsets, trace.block_ids, trace.input_tokens, trace.meta.block_tokens)
     hit_tokens, hit_blocks = profile.hit_tokens(), profile.hit_blocks()
@@ -54,9 +53,11 @@ def summary_record(trace: Trace) -> tuple[dict[str, Any], ReuseProfile | None]:
 
 
 def capacity_records(
-    profile: ReuseProfile, capacities: Sequence[int] | None, model: str | None
+    profile: ReuseProfile, trace: Trace, capacities: Sequence[int] | None, model: str | None, *, bound: bool
 ) -> list[dict[str, Any]]:
-    """LRU hits at each capacity, trace blocks; by default a ladder from 1 % of the distinct blocks to the ceiling.
+    """LRU hits at each capacity, trace blocks; by default a ladder from 0.1 % of the distinct blocks to the ceiling.
+
+    With `bound` also what the offline optimum would hit, the most that any policy could.
 
     Raises InputError for a negative capacity, CatalogError for an unknown model.
     """
@@ -80,6 +81,31 @@ def capacity_records(
             "hit_tokens": tokens,
             "token_ratio": tokens / curve.all_tokens if curve.all_tokens else None,
         }
+        if bound:
+            best = optimal_hits(trace.block_offsets, trace.block_ids, capacity)
+            record["optimal_hit_blocks"] = int(best.sum())
+            record["optimal_token_ratio"] = (
+                int(profile.tokens_of(best).sum()) / curve.all_tokens if curve.all_tokens else None
+            )
+        records.append(record)
+    return records
+
+
+def ttl_records(profile: ReuseProfile, trace: Trace, ttls_s: Sequence[float]) -> list[dict[str, Any]]:
+    """Hits of an unbounded cache whose entries live so long, counted from their last use and from when they were written.
+
+    Raises InputError for a negative time.
+    """
+    all_tokens = int(profile.input_tokens.sum(dtype=np.int64))
+    records = []
+    for ttl_s in ttls_s:
+        if not ttl_s >= 0:
+            raise InputError(f"a time to live of {ttl_s} s can't be", mend="give 0 or more seconds")
+        record: dict[str, Any] = {"ttl_s": ttl_s}
+        for name, refresh in (("refreshed", True), ("from_write", False)):
+            hits = ttl_hits(trace.block_offsets, trace.block_ids, trace.arrival_us, round(ttl_s * 1e6), refresh=refresh)
+            record[f"{name}_hit_blocks"] = int(hits.sum())
+            record[f"{name}_token_ratio"] = int(profile.tokens_of(hits).sum()) / all_tokens if all_tokens else None
         records.append(record)
     return records
 

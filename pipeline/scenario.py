@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pipeline.cost.build import Hardware, build_hardware
 from pipeline.replay.engine import Arrivals, EngineConfig, ReplayResult, replay
+from pipeline.replay.timeline import Timeline
 from pipeline.trace import Trace
 from pipeline.workload import TransformedArrivals, transform
 from schemas import hardware
@@ -21,6 +22,9 @@ from schemas.outcome import (
     TIMELINE_SCHEMA,
 )
 from schemas.study import NoSpeculation, Scenario
+
+MOST_INTERVALS = 200_000
+"""Of a timeline, up to the last arrival."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ def resolve(name: str, scenario: Scenario, trace: Trace, interval_s: float) -> R
     """
     try:
         _check_identity(scenario, trace)
+        _check_intervals(scenario, trace, interval_s)
         built = build_hardware(scenario)
         return ResolvedScenario(name, scenario, built, _longest(scenario, built), interval_s)
     except PreplayError as problem:
@@ -63,6 +68,16 @@ def _check_identity(scenario: Scenario, trace: Trace) -> None:
             f"{trace.meta.block_tokens} tokens, so what such a block holds is not known",
             place="engine.block_tokens",
             mend="use a divisor",
+        )
+
+
+def _check_intervals(scenario: Scenario, trace: Trace, interval_s: float) -> None:
+    """A timeline of millions of intervals serves nobody and fills memory."""
+    span_s = float(trace.arrival_us[-1]) / 1e6 / scenario.workload.rate
+    if span_s / interval_s > MOST_INTERVALS:
+        raise StudyError(
+            f"arrivals over {span_s:,.0f} s at timeline_interval_s = {interval_s:g} are over {MOST_INTERVALS:,} intervals",
+            mend="widen timeline_interval_s, or raise workload.rate",
         )
 
 
@@ -128,7 +143,7 @@ def run_scenario(resolved: ResolvedScenario, trace: Trace, seed: int) -> tuple[p
     """Replay: (outcomes, timeline), of OUTCOME_SCHEMA and TIMELINE_SCHEMA."""
     arrivals, _ = arrivals_of(resolved, trace, seed)
     result = replay(arrivals, engine_config(resolved, seed), resolved.hardware.lowered)
-    return outcomes_table(trace, arrivals, result), timeline_table(resolved, result)
+    return outcomes_table(trace, arrivals, result), timeline_table(resolved, trace, result)
 
 
 def outcomes_table(trace: Trace, arrivals: Arrivals, result: ReplayResult) -> pa.Table:
@@ -182,10 +197,10 @@ def outcomes_table(trace: Trace, arrivals: Arrivals, result: ReplayResult) -> pa
     return pa.table([columns[name] for name in OUTCOME_SCHEMA.names], schema=OUTCOME_SCHEMA)
 
 
-def timeline_table(resolved: ResolvedScenario, result: ReplayResult) -> pa.Table:
+def timeline_table(resolved: ResolvedScenario, trace: Trace, result: ReplayResult) -> pa.Table:
     """One row per replica and interval, up to the last interval in which anything happened anywhere."""
     width = resolved.interval_s
-    used = max((_intervals_used(each.counters) for each in result.timelines), default=0)
+    used = max((_intervals_used(each) for each in result.timelines), default=0)
     counters = np.concatenate([_first_rows(each.counters, used) for each in result.timelines])
     integrals = np.concatenate([_first_rows(each.integrals, used) for each in result.timelines]) / width
     components = np.concatenate([_first_rows(each.components, used) for each in result.timelines])
@@ -200,11 +215,14 @@ def timeline_table(resolved: ResolvedScenario, result: ReplayResult) -> pa.Table
         **{name: integrals[:, column] for column, name in enumerate(TIMELINE_INTEGRALS)},
         **{f"{name}_s": components[:, column] for column, name in enumerate(COMPONENTS)},
     }
-    return pa.table([pa.array(columns[name]) for name in TIMELINE_SCHEMA.names], schema=TIMELINE_SCHEMA)
+    arrays = {name: pa.array(values) for name, values in columns.items()}
+    if not trace.has_identity.all():
+        arrays["hit_tokens"] = pa.nulls(used * replicas, pa.int64())
+    return pa.table([arrays[name] for name in TIMELINE_SCHEMA.names], schema=TIMELINE_SCHEMA)
 
 
-def _intervals_used(counters: np.ndarray) -> int:
-    busy = np.flatnonzero(counters.any(axis=1))
+def _intervals_used(timeline: Timeline) -> int:
+    busy = np.flatnonzero(timeline.counters.any(axis=1) | timeline.integrals.any(axis=1))
     return int(busy[-1]) + 1 if busy.size else 0
 
 

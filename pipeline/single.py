@@ -9,14 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline import folders
+from pipeline.jit import COMPILING, compiled_before
 from pipeline.scenario import ResolvedScenario, run_scenario
-from pipeline.study import check_study
+from pipeline.study import Progress, check_study
 from schemas.errors import StudyError
 from schemas.study import checked_name
 
 
 def replay_one(
-    file: Path, scenario: str, seed: int | None, out: Path | None, *, force: bool
+    file: Path, scenario: str, seed: int | None, out: Path | None, *, force: bool, say: Progress = lambda _line: None
 ) -> tuple[dict[str, Any], Path]:
     """Replay one scenario of a study: (summary, folder with outcomes.parquet and timeline.parquet).
 
@@ -30,6 +31,8 @@ def replay_one(
     folders.check_absent(folder, force=force, own=frozenset({"outcomes.parquet", "timeline.parquet"}))
     chosen = checked.study.seeds[0] if seed is None else seed
     resolved = known[scenario]
+    if not compiled_before():
+        say(COMPILING)
     outcomes, timeline = run_scenario(resolved, checked.trace, chosen)
     partial = folders.partial_of(folder)
     with folders.claimed(partial, keep=False):

@@ -21,12 +21,13 @@ from pathlib import Path
 
 from pipeline import folders, warehouse
 from pipeline.cost.efficiency import PROVENANCE
+from pipeline.jit import COMPILING, compiled_before
 from pipeline.reuse import reuse_profile
 from pipeline.reuse_tables import curve_table, distance_table, requests_table
 from pipeline.scenario import ResolvedScenario, resolve, run_scenario
 from pipeline.study_tables import ingest_tables, scenarios_table, slo_table
 from pipeline.trace import Trace, read_trace
-from schemas.errors import PreplayError, RunError
+from schemas.errors import InputError, PreplayError, RunError
 from schemas.manifest import MANIFEST_FILE, RUN_NAMES, STUDY_FILE, Manifest
 from schemas.study import Study, load_study
 from schemas.trace import TRACE_FILE
@@ -51,7 +52,15 @@ class CheckedStudy:
 def check_study(file: Path) -> CheckedStudy:
     """Load a study and its trace and resolve every scenario. Raises the first thing that is wrong, placed."""
     study = load_study(file)
-    trace = read_trace(file.parent / study.trace)
+    try:
+        trace = read_trace(file.parent / study.trace)
+    except InputError as problem:
+        raise InputError(
+            f"{problem.problem}: {problem.file}",
+            file=file,
+            place="trace",
+            mend=f"{problem.mend or 'name another'} (paths are relative to the study file)",
+        ) from None
     scenarios = []
     for name, scenario in study.scenarios.items():
         try:
@@ -78,27 +87,33 @@ def run_study(
     started = time.perf_counter()
     checked = check_study(file)
     durations: dict[str, float] = {"check": time.perf_counter() - started}
+    if not compiled_before():
+        say(COMPILING)
     partial = folders.partial_of(out)
-    inputs = _inputs_digest(checked)
+    inputs = _inputs_digest(checked, _NOT_REPLAYED)
     with folders.claimed(partial, keep=resume):
         _check_same_inputs(partial, inputs, resume=resume)
         shutil.copyfile(file, partial / STUDY_FILE)
         _reuse(checked.trace, partial, durations)
         _replays(checked, partial, durations, say)
         _tables(checked, partial)
-        manifest = _manifest(checked, inputs, durations)
+        manifest = _manifest(checked, _inputs_digest(checked, set()), durations)
         folders.write_text(manifest.model_dump_json(indent=2) + "\n", partial / MANIFEST_FILE)
         warehouse.create_database(partial)
         finish(partial)
-        (partial / INPUTS_FILE).unlink()
         folders.publish(partial, out)
+        (out / INPUTS_FILE).unlink(missing_ok=True)  # last: a folder without it is never taken for one to resume
     return out
 
 
-def _inputs_digest(checked: CheckedStudy) -> str:
+_NOT_REPLAYED = {"name", "title", "notes", "slo"}
+"""What a study says about its replays, not to them: changing it leaves finished replays as good as they were."""
+
+
+def _inputs_digest(checked: CheckedStudy, without: set[str]) -> str:
     """Hash of all that decides the outputs: the resolved study, the trace's bytes, the program's version."""
     digest = hashlib.sha256()
-    digest.update(checked.study.model_dump_json().encode())
+    digest.update(checked.study.model_dump_json(exclude=without).encode())
     digest.update(file_sha256(checked.trace.path / TRACE_FILE).encode())
     digest.update(metadata.version("preplay").encode())
     return digest.hexdigest()
@@ -106,7 +121,8 @@ def _inputs_digest(checked: CheckedStudy) -> str:
 
 def _check_same_inputs(partial: Path, inputs: str, *, resume: bool) -> None:
     stamp = partial / INPUTS_FILE
-    if resume and stamp.is_file() and stamp.read_text(encoding="utf-8") != inputs:
+    same = stamp.is_file() and stamp.read_text(encoding="utf-8") == inputs
+    if resume and not same and any(each.name != folders.LOCK_FILE for each in partial.iterdir()):
         raise RunError(
             "what a killed run left there came from another study, trace or version",
             file=partial,

@@ -41,6 +41,9 @@ SCENARIO_SCHEMA = pa.schema(
         pa.field("conditional_acceptance", pa.list_(pa.float64()), nullable=False),
         pa.field("acceptance_length", pa.float64(), nullable=False),  # expected, far from the output's end
         pa.field("acceptance_source", pa.string()),
+        pa.field("settings_cache", pa.string(), nullable=False),  # JSON: the prefix_cache table
+        pa.field("settings_speculation", pa.string(), nullable=False),  # JSON: the speculation table
+        pa.field("settings_rest", pa.string(), nullable=False),  # JSON: everything else
         pa.field("rate", pa.float64(), nullable=False),
         pa.field("spread_tick_s", pa.float64()),  # null = arrivals as logged
         pa.field("usable_gib", pa.float64(), nullable=False),  # per GPU, like all memory here
@@ -131,6 +134,9 @@ def _scenario_row(position: int, resolved: ResolvedScenario, baseline: Scenario,
         "conditional_acceptance": [] if chain is None else list(chain.conditional_acceptance),
         "acceptance_length": 1.0 if chain is None else chain.expected_acceptance_length,
         "acceptance_source": None if chain is None else chain.acceptance_source,
+        "settings_cache": scenario.prefix_cache.model_dump_json(),
+        "settings_speculation": scenario.speculation.model_dump_json(),
+        "settings_rest": scenario.model_dump_json(exclude={"prefix_cache", "speculation"}),
         "rate": scenario.workload.rate,
         "spread_tick_s": tick_us * 1e-6 / scenario.workload.rate if spread and tick_us is not None else None,
         "usable_gib": capacity.usable_gib,

@@ -116,10 +116,20 @@ def query(folder: Path, sql: str) -> tuple[list[str], list[tuple[object, ...]]]:
             if kind not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
                 raise QueryError(f"{kind.name} is not a query", mend="the database is read only: use SELECT")
             result = connection.execute(statements[0])
-            names = [column[0] for column in result.description or []]
+            names = _distinct([column[0] for column in result.description or []])
             return names, result.fetchall()
         except duckdb.Error as problem:
             raise QueryError(_first_line(problem)) from None
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Column names, the second of equal ones as ``NAME_2`` and so on: records would lose it otherwise."""
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return result
 
 
 def _first_line(problem: Exception) -> str:

@@ -24,6 +24,7 @@ RUN_NAMES = frozenset(
         "reuse",
         "tables",
         "preplay.duckdb.wal",
+        "inputs.sha256",
     }
 )
 """What stands in a run folder; `--force` replaces no folder that holds anything else."""

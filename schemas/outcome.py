@@ -87,9 +87,10 @@ TIMELINE_SCHEMA = pa.schema(
         pa.field("interval", pa.int32(), nullable=False),
         pa.field("start_s", pa.float64(), nullable=False),
         pa.field("interval_s", pa.float64(), nullable=False),
-        *[pa.field(name, pa.int64(), nullable=False) for name in TIMELINE_COUNTERS],
+        # hit_tokens is null where the trace's prefix identity is not known
+        *[pa.field(name, pa.int64(), nullable=name == "hit_tokens") for name in TIMELINE_COUNTERS],
         *[pa.field(name, pa.float64(), nullable=False) for name in TIMELINE_INTEGRALS],
         *[pa.field(f"{name}_s", pa.float64(), nullable=False) for name in COMPONENTS],
     ]
 )
-"""A step is booked in the interval in which it starts; idle time is cut at the interval's borders."""
+"""Counters and component times of a step are booked in the interval in which it starts; means are exact for the interval."""

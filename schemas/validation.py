@@ -48,13 +48,21 @@ def validated(
             message = f"unknown key '{location[-1]}'"
             known = _known_keys(model, location[:-1])
             close = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
-            mend = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(sorted(known))}"
+            inside = [key for key in known if location[-1] in _known_keys(model, [*location[:-1], key])]
+            if inside:
+                mend = f"it belongs in [{'.'.join([*path.split('.')[:-1], inside[0]])}]"
+            else:
+                mend = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(sorted(known))}"
         elif fault["type"] == "missing":
             message = f"'{location[-1]}' is missing"
+        elif fault["type"] == "too_short":
+            message = f"needs at least {fault['ctx']['min_length']}"
         else:
             message = f"{fault['msg'].removeprefix('Value error, ')} (given: {_short(fault['input'])})"
-        if len(faults) > 1:
-            mend = "; ".join(part for part in (mend, f"{len(faults) - 1} more after this one") if part)
+        # A fault of the baseline is inherited by every what-if: told once.
+        others = {(each["type"], each["loc"][-1]) for each in faults} - {(fault["type"], fault["loc"][-1])}
+        if others:
+            mend = "; ".join(part for part in (mend, f"{len(others)} more after this one") if part)
         raise error(message, file=file, place=path or None, mend=mend) from None
 
 
@@ -84,11 +92,16 @@ def _without_union_tags(location: list[str], data: Any, *, keep_last: bool) -> l
 def _known_keys(model: Any, path: list[str]) -> list[str]:
     """The keys that may stand at `path` inside `model`, over all variants of unions on the way."""
     candidates = _models_in(model)
+    in_mapping = False  # the next part is a key of the user's own, such as a what-if's name
     for part in path:
+        if in_mapping:
+            in_mapping = False
+            continue
         following: list[type[BaseModel]] = []
         for candidate in candidates:
             field = candidate.model_fields.get(part)
             if field is not None:
+                in_mapping = in_mapping or get_origin(field.annotation) is dict
                 following += _models_in(field.annotation)
             elif _tag_of(candidate) == part:
                 following.append(candidate)

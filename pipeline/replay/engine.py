@@ -23,7 +23,7 @@ from pipeline.replay.scheduler import (
     Settings,
     new_queues,
 )
-from pipeline.replay.timeline import Timeline, add_idle, longer, new_timeline
+from pipeline.replay.timeline import Timeline, add_state, longer, new_timeline
 from schemas.errors import StudyError
 
 VISIBLE = {"scheduled": VISIBLE_SCHEDULED, "step": VISIBLE_STEP, "finish": VISIBLE_FINISH}
@@ -150,7 +150,7 @@ def _idle_to_the_end(timelines: list[Timeline], ends: list[tuple[float, int]], i
     for timeline, (end, cached) in zip(timelines, ends, strict=True):
         while int(last / interval_s) >= timeline.counters.shape[0]:
             timeline = longer(timeline)
-        add_idle(timeline, end, last, interval_s, cached)
+        add_state(timeline, end, last, interval_s, 0, 0, 0, cached)
         filled.append(timeline)
     return filled
 

@@ -39,26 +39,28 @@ from pipeline.replay.timeline import (
     USED,
     WAITING,
     Timeline,
-    add_idle,
+    add_state,
 )
 
 DONE, STUCK, TIMELINE_FULL = 0, 1, 2
 """How a replica's loop ended. STUCK: a step in which nothing could be scheduled, a fault of the program."""
 
 NOW, TARGET_SUM, DRAFT_SUM = range(3)
-ARRIVED, STEPS_DONE = range(2)
+ARRIVED, STEPS_DONE, DUE_WAITING, DUE_RUNNING, DUE_USED, DUE_CACHED = range(6)
+DUE_FROM, DUE_TO = range(2)
 
 
 class Progress(NamedTuple):
     """Where a replica's loop stands between two calls."""
 
     clock: NDArray[np.float64]  # [3] NOW; running sums of target and draft seconds over all steps
-    counts: NDArray[np.int64]  # [2] requests arrived; steps taken
+    counts: NDArray[np.int64]  # [6] requests arrived; steps taken; the state of a step that is not booked yet
+    due: NDArray[np.float64]  # [2] from when to when that state lasted
 
 
 def new_progress() -> Progress:
     """The beginning of time."""
-    return Progress(np.zeros(3, np.float64), np.zeros(2, np.int64))
+    return Progress(np.zeros(3, np.float64), np.zeros(6, np.int64), np.zeros(2, np.float64))
 
 
 @inlined
@@ -150,6 +152,20 @@ def run_replica(
     """
     size = mine.shape[0]
     intervals = timeline.counters.shape[0]
+    if progress.due[DUE_TO] > progress.due[DUE_FROM]:
+        if int(progress.due[DUE_TO] / settings.interval_s) >= intervals:
+            return TIMELINE_FULL
+        add_state(
+            timeline,
+            progress.due[DUE_FROM],
+            progress.due[DUE_TO],
+            settings.interval_s,
+            progress.counts[DUE_WAITING],
+            progress.counts[DUE_RUNNING],
+            progress.counts[DUE_USED],
+            progress.counts[DUE_CACHED],
+        )
+        progress.due[DUE_TO] = progress.due[DUE_FROM]
     now_s, target_sum, draft_sum = progress.clock[NOW], progress.clock[TARGET_SUM], progress.clock[DRAFT_SUM]
     arrived, steps = progress.counts[ARRIVED], progress.counts[STEPS_DONE]
     end = STUCK
@@ -170,7 +186,7 @@ def run_replica(
             if int(next_s / settings.interval_s) >= intervals:
                 end = TIMELINE_FULL
                 break
-            add_idle(timeline, now_s, next_s, settings.interval_s, pool.totals[CACHED])
+            add_state(timeline, now_s, next_s, settings.interval_s, 0, 0, 0, pool.totals[CACHED])
             now_s = next_s
             continue
 
@@ -190,10 +206,20 @@ def run_replica(
             settings.draft_tokens,
         )
         duration = gemm + prefill + decode + communication + sampling + draft + overhead
-        timeline.integrals[interval, WAITING] += queues.counts[WAITING_COUNT] * duration
-        timeline.integrals[interval, RUNNING] += queues.counts[RUNNING_COUNT] * duration
-        timeline.integrals[interval, USED] += (pool.totals[CAPACITY] - free_blocks(pool)) * duration
-        timeline.integrals[interval, CACHED_FREE] += pool.totals[CACHED] * duration
+        waiting, running = queues.counts[WAITING_COUNT], queues.counts[RUNNING_COUNT]
+        used, cached = pool.totals[CAPACITY] - free_blocks(pool), pool.totals[CACHED]
+        reached = int((now_s + duration) / settings.interval_s)
+        if reached == interval:
+            timeline.integrals[interval, WAITING] += waiting * duration
+            timeline.integrals[interval, RUNNING] += running * duration
+            timeline.integrals[interval, USED] += used * duration
+            timeline.integrals[interval, CACHED_FREE] += cached * duration
+        elif reached < intervals:
+            add_state(timeline, now_s, now_s + duration, settings.interval_s, waiting, running, used, cached)
+        else:  # the step is finished first; its state is booked when the timeline is longer
+            progress.due[DUE_FROM], progress.due[DUE_TO] = now_s, now_s + duration
+            progress.counts[DUE_WAITING], progress.counts[DUE_RUNNING] = waiting, running
+            progress.counts[DUE_USED], progress.counts[DUE_CACHED] = used, cached
         timeline.components[interval, 0] += gemm
         timeline.components[interval, 1] += prefill
         timeline.components[interval, 2] += decode
@@ -216,6 +242,9 @@ def run_replica(
         timeline.counters[interval, HIT_TOKENS] += batch.hit_tokens
         timeline.counters[interval, EVICTED_BLOCKS] += pool.totals[EVICTED] - evicted_before
         timeline.counters[interval, PREEMPTIONS] += batch.preemptions
+        if reached >= intervals:
+            end = TIMELINE_FULL
+            break
     progress.clock[NOW], progress.clock[TARGET_SUM], progress.clock[DRAFT_SUM] = now_s, target_sum, draft_sum
     progress.counts[ARRIVED], progress.counts[STEPS_DONE] = arrived, steps
     return end

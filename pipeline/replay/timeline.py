@@ -55,10 +55,17 @@ def longer(timeline: Timeline) -> Timeline:
 
 
 @njit
-def add_idle(timeline: Timeline, start_s: float, end_s: float, interval_s: float, cached_blocks: int) -> None:
-    """Nothing runs from `start_s` to `end_s`: only the cached blocks stay, cut at the intervals' borders. Mutates."""
-    if cached_blocks == 0:
-        return
+def add_state(
+    timeline: Timeline,
+    start_s: float,
+    end_s: float,
+    interval_s: float,
+    waiting: int,
+    running: int,
+    used_blocks: int,
+    cached_blocks: int,
+) -> None:
+    """The state between two events, cut at the intervals' borders. The timeline reaches `end_s`. Mutates."""
     now = start_s
     while now < end_s:
         interval = int(now / interval_s)
@@ -66,5 +73,9 @@ def add_idle(timeline: Timeline, start_s: float, end_s: float, interval_s: float
         if border <= now:  # rounding put `now` on the border already
             interval += 1
             border = min(end_s, (interval + 1) * interval_s)
-        timeline.integrals[interval, CACHED_FREE] += cached_blocks * (border - now)
+        span = border - now
+        timeline.integrals[interval, WAITING] += waiting * span
+        timeline.integrals[interval, RUNNING] += running * span
+        timeline.integrals[interval, USED] += used_blocks * span
+        timeline.integrals[interval, CACHED_FREE] += cached_blocks * span
         now = border

@@ -23,8 +23,11 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
     rows = [{**row, "part": _LABELS[row["part"]]} for row in warehouse.rows("latency_budget")]
     names = [each.name for each in scenarios]
     totals = {name: sum(row["mean_ms"] for row in rows if row["scenario"] == name) for name in names}
-    if not all(totals.values()):
-        return Section(3, "Latency budget", "No completed requests: no latency to divide", [])
+    if not totals[names[0]]:
+        return Section(3, "Latency budget", "The baseline completed no request: no latency to divide", [])
+    empty = [name for name in names if not totals[name]]
+    names = [name for name in names if totals[name]]
+    scenarios = [each for each in scenarios if each.name in names]
     shares = sorted(
         ((row["mean_ms"] / totals[names[0]], row["part"]) for row in rows if row["scenario"] == names[0]), reverse=True
     )
@@ -46,6 +49,7 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
             ),
         ),
         *(Note(_credit(each, names[0], by_key)) for each in scenarios[1:]),
+        *(Note(f"“{name}” completed no request: it has no latency to divide.", "warning") for name in empty),
     ]
     components = warehouse.rows("gpu_time")
     blocks.append(

@@ -41,6 +41,14 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
         blocks.append(
             Note("The baseline itself misses the service level: changes against it flatter every what-if.", "warning")
         )
+    if len({each.mean("refused") for each in scenarios}) > 1:
+        blocks.append(
+            Note(
+                "The scenarios refuse different numbers of requests (section 2): their percentiles are over different requests, "
+                "so changes between them are not like for like.",
+                "warning",
+            )
+        )
     blocks += [_tiles(each, baseline) for each in scenarios]
     better = [each for each in whatifs if same_load(each, baseline) and _judgement(each, baseline) == "on"]
     finding = _finding(better, whatifs, baseline)

@@ -53,7 +53,7 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
                 "hit_share_of_prefill",
                 "prompt tokens hit, share",
                 caching,
-                "Reuse by interval: hit tokens of prompt tokens admitted.",
+                "Reuse by interval: hit tokens of hit and prefilled ones, tokens prefilled again after a preemption included.",
             )
         )
     for value, title, shown, caption in lines:

@@ -67,11 +67,16 @@ class Replica:
         return int(time / self.config.interval_s)
 
     def idle_until(self, then: float) -> None:
-        cached, width = self.pool.cached_blocks, self.config.interval_s
+        self.book_state(then, {"kv_cached_blocks_mean": self.pool.cached_blocks})
+        self.now = then
+
+    def book_state(self, then: float, state: dict[str, int]) -> None:
+        """The state from now until `then`, cut at the borders of intervals."""
+        width = self.config.interval_s
         for interval in range(self.interval(self.now), self.interval(then) + 1):
             begin, end = max(self.now, interval * width), min(then, (interval + 1) * width)
-            self.timeline[interval]["kv_cached_blocks_mean"] += cached * max(0.0, end - begin)
-        self.now = then
+            for name, value in state.items():
+                self.timeline[interval][name] += value * max(0.0, end - begin)
 
     def step(self) -> None:
         """One step, booked in the interval in which it starts."""
@@ -96,10 +101,9 @@ class Replica:
             duration += part
             book[f"{name}_s"] += part
         assert duration > 0
-        book["waiting_mean"] += len(self.waiting) * duration
-        book["running_mean"] += len(self.running) * duration
-        book["kv_used_blocks_mean"] += self.pool.used_blocks * duration
-        book["kv_cached_blocks_mean"] += self.pool.cached_blocks * duration
+        state = {"waiting_mean": len(self.waiting), "running_mean": len(self.running)}
+        state |= {"kv_used_blocks_mean": self.pool.used_blocks, "kv_cached_blocks_mean": self.pool.cached_blocks}
+        self.book_state(self.now + duration, state)
         if self.check:
             self.check_invariants()
         self.now += duration
