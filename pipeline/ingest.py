@@ -72,7 +72,7 @@ def ingest(
     beside = out.with_name(f"{out.name}.rejected.parquet")
     with folders.claimed(partial, keep=False):
         rejects = RejectedRows(partial / REJECTED_FILE)
-        account = _Account(known, evidence, rejects, sort=sort)
+        account = _Account(known, evidence, rejects, sort=sort, options=_options(format, max_rejected, sort))
         try:
             _read_logs(logs, account, partial, max_rejected, progress)
         except TooManyRejected as problem:
@@ -169,6 +169,7 @@ class _Account:
     evidence: str
     rejects: RejectedRows
     sort: bool
+    options: tuple[str, ...]
     sources: list[SourceFile] = field(default_factory=list)
     kept: int = 0
     reordered: int = 0
@@ -265,6 +266,7 @@ class _Account:
             prefix_identity=self.known.prefix_identity,
             start_utc=self._start_utc(),
             sources=tuple(self.sources),
+            ingest_options=self.options,
         )
 
     def _start_utc(self) -> str | None:
@@ -304,6 +306,14 @@ class _Account:
 
 def _utc(microseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+def _options(format: str | None, max_rejected: float, sort: bool) -> tuple[str, ...]:
+    """The command line's options that differ from their defaults."""
+    options = [] if format is None else ["--log-format", format]
+    if max_rejected != MAX_REJECTED:
+        options += ["--max-rejected", f"{max_rejected:g}"]
+    return (*options, "--sort") if sort else tuple(options)
 
 
 def _identities() -> pa.Table:

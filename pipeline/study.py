@@ -194,6 +194,7 @@ def _manifest(checked: CheckedStudy, inputs: str, durations: dict[str, float]) -
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
         study=study.model_dump(mode="json"),
+        study_file=checked.file.name,
         study_sha256=file_sha256(checked.file),
         trace=study.trace,
         trace_sha256=file_sha256(checked.trace.path / TRACE_FILE),

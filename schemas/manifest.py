@@ -44,6 +44,7 @@ class Manifest(BaseModel):
     created_utc: str
     machine: str
     study: dict[str, Any] = Field(description="the study, every what-if resolved")
+    study_file: str = Field(description="name of the study file as given; its copy here is study.toml")
     study_sha256: str
     trace: str
     trace_sha256: str

@@ -106,6 +106,7 @@ class TraceMeta(BaseModel):
     prefix_identity: PrefixIdentity
     start_utc: str | None = Field(description="wall clock of arrival_us = 0, ISO 8601 UTC; null where the log has none")
     sources: tuple[SourceFile, ...]
+    ingest_options: tuple[str, ...] = Field(default=(), description="options that the ingest was given, to repeat it")
 
     def as_metadata(self) -> dict[bytes, bytes]:
         """Key-value pairs for a Parquet footer."""

@@ -71,7 +71,8 @@ def test_unknown_identity_is_said_everywhere(tmp_path):
     code, out, _ = preplay("replay", tmp_path / "study.toml", "-o", tmp_path / "r")
     assert code == 0 and re.search(r"reuse_ratio_tokens +unknown", out)
     code, out, _ = preplay("reuse", tmp_path / "t", "-f", "json")
-    assert json.loads(out)[0]["ceiling_token_ratio"] == "not known from this log"
+    assert json.loads(out)[0]["ceiling_token_ratio"] is None
+    assert ",,," in preplay("reuse", tmp_path / "t", "-f", "csv")[1].splitlines()[1]
 
 
 def test_catalog():
@@ -191,3 +192,35 @@ def test_control_characters_in_errors_are_visible(tmp_path):
     log.write_bytes(b"\x1b[31mred\n")
     code, _, err = preplay("ingest", log)
     assert code == 2 and "\x1b" not in err
+
+
+def test_a_wrong_option_prints_nothing_on_stdout(conversation):
+    for arguments in (("-c", "-5"), ("--model", "llama"), ("--ttl", "-1")):
+        code, out, err = preplay("reuse", conversation, *arguments)
+        assert code == 2 and out == "" and one_line(err)
+
+
+def test_reuse_bounds_and_lifetimes(conversation, expected):
+    truth = expected["conversation_trace.jsonl"]
+    (row,) = json.loads(preplay("reuse", conversation, "-c", 1000, "--bound", "-f", "json")[1])
+    assert row["optimal_hit_blocks"] == truth["optimal_hit_blocks"]["1000"]
+    (row,) = json.loads(preplay("reuse", conversation, "--ttl", 300, "-f", "json")[1])
+    assert row["refreshed_hit_blocks"] == truth["ttl_ms_refresh"]["300000"]["hit_blocks"]
+    assert row["from_write_hit_blocks"] == truth["ttl_ms_no_refresh"]["300000"]["hit_blocks"]
+
+
+def test_readers_that_stop_reading(conversation, run_folder):
+    """`preplay ... | head`: not an error; and talk that nobody hears doesn't stop the work."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pipeline.cli", "query", str(run_folder), "SELECT * FROM outcomes", "-f", "csv"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+
+
+def test_equal_column_names_are_kept_apart(run_folder):
+    assert json.loads(preplay("query", run_folder, "SELECT 1 AS a, 2 AS a", "-f", "json")[1]) == [{"a": 1, "a_2": 2}]

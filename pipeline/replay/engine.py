@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cost.lowered import LoweredCost
+from pipeline.replay.chains import Chains
 from pipeline.replay.loop import DONE, NOW, STEPS_DONE, TIMELINE_FULL, new_progress, run_replica
-from pipeline.replay.pool import CACHED, Chains, Pool, blank_again, new_pool
+from pipeline.replay.pool import blank_again, new_pool
 from pipeline.replay.router import ROUTERS
 from pipeline.replay.scheduler import (
     VISIBLE_FINISH,
@@ -23,6 +24,7 @@ from pipeline.replay.scheduler import (
     Settings,
     new_queues,
 )
+from pipeline.replay.segments import CACHED, Pool
 from pipeline.replay.timeline import Timeline, add_state, longer, new_timeline
 from schemas.errors import StudyError
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from pipeline.cost.lowered import LoweredCost, step_components
 from pipeline.jit import inlined, njit
-from pipeline.replay.pool import CACHED, CAPACITY, EVICTED, Chains, Pool, free_blocks, release
+from pipeline.replay.chains import Chains
+from pipeline.replay.pool import free_blocks, release
 from pipeline.replay.scheduler import (
     RUNNING_COUNT,
     SCHEDULED,
@@ -23,6 +24,7 @@ from pipeline.replay.scheduler import (
     register_final,
     schedule,
 )
+from pipeline.replay.segments import CACHED, CAPACITY, EVICTED, Pool
 from pipeline.replay.speculation import accepted_drafts
 from pipeline.replay.timeline import (
     ARRIVALS,

@@ -11,18 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.jit import inlined, njit
-from pipeline.replay.pool import (
-    Chains,
-    Pool,
-    allocate,
-    free_blocks,
-    lookup,
-    register,
-    release,
-    shorten,
-    touch,
-    unheld_hits,
-)
+from pipeline.replay.chains import Chains
+from pipeline.replay.pool import allocate, free_blocks, lookup, register, release, shorten, touch, unheld_hits
+from pipeline.replay.segments import Pool
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 from pipeline.warehouse import read_manifest
 from reports.blocks import Block, Code, Note, Section, Table
@@ -17,10 +18,12 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
     manifest = read_manifest(warehouse.folder)
     facts = {row["key"]: row["value"] for row in warehouse.rows("reproduce")}
     sources = manifest.trace_meta.get("sources", [])
+    options = manifest.trace_meta.get("ingest_options", [])
     commands = [
         *(f"# log: {source['name']}, sha256 {source['sha256']}" for source in sources),
-        f"preplay ingest {' '.join(source['name'] for source in sources)} --out {manifest.trace}",
-        f"preplay run {STUDY_FILE} --out runs/{manifest.name}",
+        shlex.join(["preplay", "ingest", *(source["name"] for source in sources), "--out", manifest.trace, *options]),
+        f"# study file: {manifest.study_file}, below and in the run folder as {STUDY_FILE}; its paths are relative to it",
+        shlex.join(["preplay", "run", manifest.study_file, "--out", f"runs/{manifest.name}"]),
     ]
     rows = tuple(
         (key, value if key != "packages" else ", ".join(f"{n} {v}" for n, v in json.loads(value).items()))

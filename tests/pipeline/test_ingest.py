@@ -169,7 +169,9 @@ def test_sorting_a_sorted_log_changes_nothing(tmp_path):
     ingest([SYNTHETIC], tmp_path / "plain")
     ingest([SYNTHETIC], tmp_path / "sorted", sort=True)
     assert pq.read_table(tmp_path / "plain/trace.parquet").equals(pq.read_table(tmp_path / "sorted/trace.parquet"))
-    assert read_trace(tmp_path / "plain").meta == read_trace(tmp_path / "sorted").meta
+    plain, ordered = read_trace(tmp_path / "plain").meta, read_trace(tmp_path / "sorted").meta
+    assert ordered.ingest_options == ("--sort",)
+    assert plain == ordered.model_copy(update={"ingest_options": ()})
 
 
 def test_several_files_bom_crlf_and_members(tmp_path):
@@ -338,3 +340,15 @@ def test_gzip_members_with_padding_and_bombs(tmp_path):
     log.write_bytes(gzip.compress(row(0).encode()) + b"trailing")
     with pytest.raises(InputError, match="damaged gzip"):
         ingest([log], tmp_path / "v")
+
+
+def test_options_are_kept_to_repeat_the_ingest_and_old_rejects_go(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text(row(5) + row(3) + "x\n")
+    with pytest.raises(TooManyRejected):
+        ingest([log], tmp_path / "t", sort=True)
+    assert (tmp_path / "t.rejected.parquet").exists()
+    ingest([log], tmp_path / "t", sort=True, max_rejected=0.5, format="mooncake")
+    assert not (tmp_path / "t.rejected.parquet").exists()
+    options = read_trace(tmp_path / "t").meta.ingest_options
+    assert options == ("--log-format", "mooncake", "--max-rejected", "0.5", "--sort")

@@ -304,3 +304,74 @@ def test_force_replaces_a_run_and_nothing_else(study_file, run_folder, tmp_path)
     shutil.copytree(run_folder, old)
     run_study(study_file, old, force=True)
     assert not (old / "report.html").exists(), "replaced as a whole"
+
+
+def test_interval_means_are_exact_whatever_the_width(small_trace, tmp_path):
+    """Used and cached blocks never exceed the pool, also in intervals far shorter than a step."""
+    text = STUDY.replace("seeds = [1, 2]", "seeds = [1]\ntimeline_interval_s = 0.05")
+    out = run_study(study_at(tmp_path, small_trace, text), tmp_path / "run")
+    _, rows = query(
+        out,
+        "SELECT max((kv_used_blocks_mean + kv_cached_blocks_mean) / pool_blocks), max(running_mean / max_sequences) "
+        "FROM timeline JOIN scenarios USING (scenario)",
+    )
+    assert rows[0][0] <= 1 + 1e-9 and rows[0][1] <= 1 + 1e-9
+    _, rows = query(
+        out,
+        "SELECT t.scenario, t.request_s, o.request_s FROM (SELECT scenario, sum((waiting_mean + running_mean) * interval_s) AS request_s "
+        "FROM timeline GROUP BY 1) AS t JOIN (SELECT scenario, sum(e2e_ms) / 1000 AS request_s FROM outcomes GROUP BY 1) AS o USING (scenario)",
+    )
+    for _, integral, latency in rows:
+        # Little's law: requests in the fleet over time are latencies added up, but for arrivals during a step, who are seen at its end.
+        assert integral == pytest.approx(latency, rel=0.05) and integral <= latency + 1e-6
+
+
+def test_unknown_hits_are_null_in_the_timeline_too(azure, tmp_path):
+    out = run_study(study_at(tmp_path, azure, STUDY.split("[whatif.caching")[0]), tmp_path / "run")
+    assert query(out, "SELECT count(hit_tokens), count(*) > 0 FROM timeline")[1] == [(0, True)]
+
+
+def test_absurd_intervals_are_refused(small_trace, tmp_path):
+    text = STUDY.replace("seeds = [1, 2]", "timeline_interval_s = 1e-7")
+    with pytest.raises(StudyError, match="over 200,000 intervals"):
+        run_study(study_at(tmp_path, small_trace, text), tmp_path / "run")
+
+
+def test_resume_takes_nothing_without_its_stamp(study_file, run_folder, tmp_path):
+    """A complete folder under the hidden name whose stamp is gone: it could be anybody's."""
+    out = tmp_path / "run"
+    shutil.copytree(run_folder, folders.partial_of(out))
+    with pytest.raises(RunError, match="came from another study"):
+        run_study(study_file, out, resume=True)
+
+
+def test_resume_survives_a_change_that_no_replay_depends_on(study_file, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+
+    def dying(folder):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study_file, out, finish=dying)
+    changed = tmp_path / "study.toml"
+    changed.write_text(study_file.read_text().replace("tpot_ms = 100", "tpot_ms = 1"))
+    said = []
+    run_study(changed, out, resume=True, say=said.append)
+    assert said[0] == "resuming: 8 of 8 replays are there already"
+    assert query(out, "SELECT tpot_ms FROM slo")[1] == [(1.0,)]
+
+
+def test_the_two_by_two_compares_like_with_like(small_trace, tmp_path):
+    """Another engine setting, or another speculation in `both`, and there is no 2 x 2."""
+    from reports.queries import Warehouse
+
+    for extra in ("[whatif.both.engine]\nmax_sequences = 100\n", ""):
+        text = STUDY.replace("seeds = [1, 2]", "seeds = [1]") + extra
+        if not extra:
+            text = text.replace(
+                "k = 2\nconditional_acceptance = [0.7, 0.6]", "k = 1\nconditional_acceptance = [0.7]", 1
+            )
+        out = run_study(study_at(tmp_path, small_trace, text), tmp_path / "run", force=True)
+        warehouse = Warehouse.open(out)
+        with warehouse.connection:
+            assert warehouse.rows("interaction") == []

@@ -295,3 +295,16 @@ def test_verdicts(mine, begins):
     from reports.sections.decision import verdict
 
     assert verdict(mine, scenario("baseline", (1000.0, 1000.0))).startswith(begins)
+
+
+def test_a_scenario_that_serves_nobody_spoils_no_other(small_trace, tmp_path):
+    study = tmp_path / "study.toml"
+    text = (
+        STUDY.format(name="x", trace=small_trace).replace("seeds = [1, 2]", "seeds = [1]").split("[whatif.caching")[0]
+    )
+    study.write_text(text + "[whatif.tiny.engine]\nmax_model_len = 2\n")
+    read = Page(render(run_study(study, tmp_path / "run"))).text
+    assert "of the baseline's mean latency is" in read
+    assert "“tiny” completed no request" in read
+    assert "not like for like" in read
+    assert "preplay run study.toml --out runs/x" in read

@@ -64,6 +64,14 @@ def test_another_method_replaces_the_whole_speculation_table():
         ('[whatif.b.speculation]\nmethod = "eagl"\n', "'none', 'eagle', 'draft_model'"),
         ("[whatif.b.fleet]\nreplicas = 0\n", "whatif.b.fleet.replicas: Input should be greater than 0 (given: 0)"),
         ("[whatif.b]\nfleet = 3\n", "whatif.b.fleet: "),
+        (
+            '[whatif.speculation]\nmethod = "eagle"\n',
+            "unknown key 'method'; it belongs in [whatif.speculation.speculation]",
+        ),
+        (
+            "[baseline.engine]\nmax_sequence = 3\n",
+            "baseline.engine.max_sequence: unknown key 'max_sequence'; did you mean 'max_sequences'?",
+        ),
         ("[whatif.B.fleet]\nreplicas = 1\n", "'B' is no name"),
         ("[whatif.baseline.fleet]\nreplicas = 1\n", "can't be called 'baseline'"),
         (
@@ -98,3 +106,12 @@ def test_files_that_are_no_study(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b"name = '\xe9'\n")
     with pytest.raises(StudyError, match="can't be read"):
         load_study(tmp_path / "latin.toml")
+
+
+def test_a_fault_that_every_whatif_inherits_is_told_once():
+    base = GOOD.replace("replicas = 2", "replicas = 0")
+    with pytest.raises(StudyError) as caught:
+        resolve("[whatif.c.prefix_cache]\nenabled = true\n", base)
+    assert "more after this one" not in caught.value.line()
+    with pytest.raises(StudyError, match=r"seeds: needs at least 1"):
+        resolve_study({**tomllib.loads(GOOD), "seeds": []})

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.cost.lowered import LoweredCost, step_components
 from pipeline.replay.engine import Arrivals, EngineConfig, ReplayResult, replay
-from pipeline.replay.pool import BLANK, CACHED, CAPACITY, NONE, QUEUE_HEAD, UNHASHED, Pool
+from pipeline.replay.segments import BLANK, CACHED, CAPACITY, NONE, QUEUE_HEAD, UNHASHED, Pool
 from schemas.outcome import COMPONENTS, TIMELINE_COUNTERS, TIMELINE_INTEGRALS
 from tests.reference import engine as reference
 

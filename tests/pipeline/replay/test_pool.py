@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from pipeline.replay import chains, segments
 from pipeline.replay import pool as fast
 from tests.pipeline.replay.support import check_pool
 from tests.reference.pool import Block, KvPool
@@ -29,7 +30,7 @@ class Pair:
             ids.append(mine)
         self.private = random.randint(0, 6)
         full = np.array([len(each) * self.per_id for each in ids], np.int32)
-        self.chains = fast.Chains(
+        self.chains = chains.Chains(
             block_ids=np.array([block for each in ids for block in each] or [0], np.uint32),
             offsets=np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64),
             full_blocks=full,
@@ -93,8 +94,8 @@ class Pair:
         self.slow.check_integrity()
         check_pool(self.fast)
         assert fast.free_blocks(self.fast) == self.slow.free_blocks
-        assert self.fast.totals[fast.CACHED] == self.slow.cached_blocks
-        assert self.fast.totals[fast.EVICTED] == self.slow.evicted
+        assert self.fast.totals[segments.CACHED] == self.slow.cached_blocks
+        assert self.fast.totals[segments.EVICTED] == self.slow.evicted
         for request in range(self.requests):
             hits = self.slow.lookup(self.keys[request])
             assert fast.lookup(self.fast, self.chains, request, len(self.keys[request]))[1] == len(hits)
