@@ -83,6 +83,10 @@ def reuse(
         list[float] | None,
         typer.Option("--ttl", help="Instead of capacities: time to live in seconds (300, 3600); repeatable."),
     ] = None,
+    summary_only: Annotated[
+        bool,
+        typer.Option("--summary", help="Only the headline: ceiling, hit lengths, reuse distance (JSON and CSV too)."),
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the whole profile as Parquet.")] = None,
     force: Force = False,
     output: OutputFormat = Format.table,
@@ -97,13 +101,13 @@ def reuse(
     console.compiling()
     summary, profile = summary_record(loaded)
     rows = []
-    if profile is not None:
+    if profile is not None and not summary_only:
         rows = (
             ttl_records(profile, loaded, ttl)
             if ttl
             else capacity_records(profile, loaded, capacity, model, bound=bound)
         )
-    if output is Format.table or profile is None:
+    if output is Format.table or not rows:
         print_records([summary], output, tall=True, unknown=NOT_IN_THE_LOG)
     if rows:
         if output is Format.table:

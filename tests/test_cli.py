@@ -204,6 +204,9 @@ def test_reuse_bounds_and_lifetimes(conversation, expected):
     truth = expected["conversation_trace.jsonl"]
     (row,) = json.loads(preplay("reuse", conversation, "-c", 1000, "--bound", "-f", "json")[1])
     assert row["optimal_hit_blocks"] == truth["optimal_hit_blocks"]["1000"]
+    (row,) = json.loads(preplay("reuse", conversation, "--summary", "-f", "json")[1])
+    assert row["reusable_tokens"] == truth["infinite"]["hit_tokens_vllm"]
+    assert row["smallest_capacity_at_ceiling_blocks"] == truth["smallest_capacity_reaching_infinite"]
     (row,) = json.loads(preplay("reuse", conversation, "--ttl", 300, "-f", "json")[1])
     assert row["refreshed_hit_blocks"] == truth["ttl_ms_refresh"]["300000"]["hit_blocks"]
     assert row["from_write_hit_blocks"] == truth["ttl_ms_no_refresh"]["300000"]["hit_blocks"]
