@@ -25,7 +25,7 @@ from pipeline.replay.scheduler import (
     new_queues,
 )
 from pipeline.replay.segments import CACHED, Pool
-from pipeline.replay.timeline import Timeline, add_state, longer, new_timeline
+from pipeline.replay.timeline import Timeline, add_state, longer, new_timeline, usable
 from schemas.errors import StudyError
 
 VISIBLE = {"scheduled": VISIBLE_SCHEDULED, "step": VISIBLE_STEP, "finish": VISIBLE_FINISH}
@@ -150,7 +150,7 @@ def _idle_to_the_end(timelines: list[Timeline], ends: list[tuple[float, int]], i
     last = max(end for end, _ in ends)
     filled = []
     for timeline, (end, cached) in zip(timelines, ends, strict=True):
-        while int(last / interval_s) >= timeline.counters.shape[0]:
+        while int(last / interval_s) >= usable(timeline):
             timeline = longer(timeline)
         add_state(timeline, end, last, interval_s, 0, 0, 0, cached)
         filled.append(timeline)

@@ -42,6 +42,7 @@ from pipeline.replay.timeline import (
     WAITING,
     Timeline,
     add_state,
+    usable,
 )
 
 DONE, STUCK, TIMELINE_FULL = 0, 1, 2
@@ -153,7 +154,7 @@ def run_replica(
     chains and `mine`.
     """
     size = mine.shape[0]
-    intervals = timeline.counters.shape[0]
+    intervals = usable(timeline)
     if progress.due[DUE_TO] > progress.due[DUE_FROM]:
         if int(progress.due[DUE_TO] / settings.interval_s) >= intervals:
             return TIMELINE_FULL

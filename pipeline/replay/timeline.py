@@ -29,7 +29,11 @@ _COUNTERS, _INTEGRALS, _COMPONENTS = len(TIMELINE_COUNTERS), len(TIMELINE_INTEGR
 
 
 class Timeline(NamedTuple):
-    """One row per interval from time 0 on; as many rows as were needed so far, or more."""
+    """One row per interval from time 0 on; as many rows as were needed so far, or more.
+
+    The last row stays to spare: where a time falls on a border by rounding, `add_state` books one row later than
+    ``int(time / interval_s)`` says, and compiled code checks no bounds.
+    """
 
     counters: NDArray[np.int64]  # [intervals, TIMELINE_COUNTERS]
     integrals: NDArray[np.float64]  # [intervals, TIMELINE_INTEGRALS] unit-seconds
@@ -43,6 +47,12 @@ def new_timeline(intervals: int) -> Timeline:
         np.zeros((intervals, _INTEGRALS), np.float64),
         np.zeros((intervals, _COMPONENTS), np.float64),
     )
+
+
+@njit
+def usable(timeline: Timeline) -> int:
+    """Intervals that may be booked: all rows but the spare one."""
+    return timeline.counters.shape[0] - 1
 
 
 def longer(timeline: Timeline) -> Timeline:
@@ -65,7 +75,7 @@ def add_state(
     used_blocks: int,
     cached_blocks: int,
 ) -> None:
-    """The state between two events, cut at the intervals' borders. The timeline reaches `end_s`. Mutates."""
+    """The state between two events, cut at the intervals' borders. Mutates. `usable(timeline)` rows must reach `end_s`."""
     now = start_s
     while now < end_s:
         interval = int(now / interval_s)

@@ -9,18 +9,6 @@ from reports.queries import Row, Warehouse
 
 _METRICS = (("ttft_p95", "p95 TTFT"), ("tpot_p95", "p95 TPOT"), ("e2e_p95", "p95 E2E"))
 
-_NOT_SWITCHES = (
-    "gpu",
-    "replicas",
-    "tensor_parallel",
-    "model",
-    "weight_dtype",
-    "kv_dtype",
-    "max_batched_tokens",
-    "max_sequences",
-)
-"""A what-if that changes none of these is something that one turns on or off: caching, speculation."""
-
 NOTICEABLE = 0.01
 """A change of under 1 % on every headline latency is called no difference worth acting on, whatever its sign."""
 
@@ -93,7 +81,7 @@ def verdict(mine: ScenarioMetrics, base: ScenarioMetrics) -> str:
         return (
             f"{name}, another load (rate x {number(mine.settings['rate'])}), still meets the service level: {changes}."
         )
-    switch = all(mine.settings[key] == base.settings[key] for key in _NOT_SWITCHES)
+    switch = mine.settings["settings_rest"] == base.settings["settings_rest"]  # only caching or speculation differ
     head = {
         "on": f"Turn {name} on at this load" if switch else f"Choose {name} at this load",
         "off": f"Leave {name} off at this load" if switch else f"Don't choose {name} at this load",

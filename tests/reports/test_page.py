@@ -258,16 +258,7 @@ def scenario(name, ttft, tpot=(20.0, 20.0), e2e=(9e3, 9e3), meets=True, **settin
     """Metrics of a scenario as the decision reads them, two seeds."""
     from reports.metrics import ScenarioMetrics
 
-    base = {
-        "rate": 1.0,
-        "gpu": "g",
-        "replicas": 1,
-        "tensor_parallel": 1,
-        "model": "m",
-        "weight_dtype": "bf16",
-        "kv_dtype": "bf16",
-    }
-    base |= {"max_batched_tokens": 1, "max_sequences": 1}
+    base = {"rate": 1.0, "settings_rest": "{}"}
     seeds = [
         {"ttft_p95": a, "tpot_p95": b, "e2e_p95": c, "meets_slo": meets, "within_slo_share": 0.97}
         for a, b, c in zip(ttft, tpot, e2e, strict=True)
@@ -279,7 +270,7 @@ def scenario(name, ttft, tpot=(20.0, 20.0), e2e=(9e3, 9e3), meets=True, **settin
     ("mine", "begins"),
     [
         (scenario("x", (800.0, 810.0)), "Turn “x” on at this load: p95 TTFT −195 ms (−20 %)"),
-        (scenario("x", (800.0, 810.0), replicas=2), "Choose “x” at this load"),
+        (scenario("x", (800.0, 810.0), settings_rest="{2 replicas}"), "Choose “x” at this load"),
         (scenario("x", (1200.0, 1210.0)), "Leave “x” off at this load: p95 TTFT +205 ms"),
         (scenario("x", (800.0, 810.0), tpot=(30.0, 31.0)), "“x” is a trade at this load"),
         (scenario("x", (999.0, 1001.0)), "“x”: no difference worth acting on"),
