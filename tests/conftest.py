@@ -6,6 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The first call of a kernel compiles it: seconds on a fresh machine, and no property's fault.
+settings.register_profile("preplay", deadline=None, print_blob=True)
+settings.load_profile("preplay")
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "traces" / "samples"

@@ -40,16 +40,31 @@ def test_the_folder_depends_on_every_source(tmp_path):
     assert python(tell, NUMBA_CACHE_DIR=str(tmp_path), PYTHONPATH=str(tmp_path)) != before
 
 
+COMPARE = (
+    "import warnings; warnings.filterwarnings('ignore', 'overflow encountered')\n"
+    "from tests.pipeline.replay.support import *\n"
+    "from tests.reference.strategies import busy_case\n"
+    "for seed in range({cases}):\n"
+    "    specs, config = busy_case(seed)\n"
+    "    fast, slow = run_both(specs, config)\n"
+    "    assert_equal(fast, slow)\n"
+    "print('equal')"
+)
+
+
 def test_kernels_run_uncompiled():
     """NUMBA_DISABLE_JIT=1 gives the same replay, for debugging and coverage."""
-    code = (
-        "import warnings; warnings.filterwarnings('ignore', 'overflow encountered')\n"
-        "from tests.pipeline.replay.support import *\n"
-        "from tests.reference.strategies import busy_case\n"
-        "for seed in range(40):\n"
-        "    specs, config = busy_case(seed)\n"
-        "    fast, slow = run_both(specs, config)\n"
-        "    assert_equal(fast, slow)\n"
-        "print('equal')"
+    assert python(COMPARE.format(cases=40), NUMBA_DISABLE_JIT="1") == "equal"
+
+
+def test_kernels_stay_inside_their_arrays(tmp_path):
+    """Compiled code checks no bounds: here it does, and a kernel that reads or writes outside raises."""
+    checked = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    outside = (
+        "import numba, numpy as np\n"
+        "def last(values):\n    return values[values.shape[0]]\n"
+        "kernel = numba.njit(error_model='numpy', _nrt=False)(last)\n"
+        "try:\n    kernel(np.zeros(3))\nexcept IndexError:\n    print('raises')"
     )
-    assert python(code, NUMBA_DISABLE_JIT="1") == "equal"
+    assert python(outside, **checked) == "raises"
+    assert python(COMPARE.format(cases=400), **checked) == "equal"
