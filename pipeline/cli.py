@@ -79,6 +79,13 @@ def reuse(
     bound: Annotated[
         bool, typer.Option("--bound", help="Also the offline optimum: the most that any eviction policy could hit.")
     ] = False,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            help="Also another order of eviction: fifo, fifo_leaf, lfu, length_aware or lru_root_first; repeatable.",
+        ),
+    ] = None,
     ttl: Annotated[
         list[float] | None,
         typer.Option("--ttl", help="Instead of capacities: time to live in seconds (300, 3600); repeatable."),
@@ -105,7 +112,7 @@ def reuse(
         rows = (
             ttl_records(profile, loaded, ttl)
             if ttl
-            else capacity_records(profile, loaded, capacity, model, bound=bound)
+            else capacity_records(profile, loaded, capacity, model, bound=bound, policies=policy or ())
         )
     if output is Format.table or not rows:
         print_records([summary], output, tall=True, unknown=NOT_IN_THE_LOG)

@@ -1,5 +1,7 @@
 """Zero-time caches besides LRU: a provider's time to live, and the offline optimum as the upper bound of every policy.
 
+Other orders of eviction: pipeline/reuse_eviction.py, on the heap that lives here.
+
 All return hits per request: blocks of the longest usable prefix, [n]. `ReuseProfile.tokens_of` turns blocks into tokens.
 """
 
@@ -25,7 +27,7 @@ def ttl_hits(
     An entry that is used exactly `ttl_us` later is still there. This is how providers sell prefix caching (5 minutes, 1 hour).
     """
     hits = np.zeros(offsets.shape[0] - 1, np.int64)
-    _ttl(offsets, ids, arrival_us, ttl_us, refresh, np.full(_distinct(ids), _NEVER, np.int64), hits)
+    _ttl(offsets, ids, arrival_us, ttl_us, refresh, np.full(distinct(ids), _NEVER, np.int64), hits)
     return hits
 
 
@@ -37,14 +39,15 @@ def optimal_hits(offsets: Longs, ids: NDArray[np.uint32], capacity: int) -> NDAr
     """
     hits = np.zeros(offsets.shape[0] - 1, np.int64)
     following = np.full(ids.shape[0], -1, np.int64)
-    _next_uses(offsets, ids, np.full(_distinct(ids), -1, np.int64), following)
-    until = np.full(_distinct(ids), -1, np.int64)
+    _next_uses(offsets, ids, np.full(distinct(ids), -1, np.int64), following)
+    until = np.full(distinct(ids), -1, np.int64)
     heap_key, heap_id = np.empty(ids.shape[0] + 1, np.int64), np.empty(ids.shape[0] + 1, np.int64)
     _optimal(offsets, ids, following, capacity, until, heap_key, heap_id, hits)
     return hits
 
 
-def _distinct(ids: NDArray[np.uint32]) -> int:
+def distinct(ids: NDArray[np.uint32]) -> int:
+    """Length of an array that is indexed by block id."""
     return int(ids.max(initial=0)) + 1
 
 
@@ -76,7 +79,7 @@ def _next_uses(offsets: Longs, ids: NDArray[np.uint32], seen: Longs, following: 
 
 
 @njit
-def _push(heap_key: Longs, heap_id: Longs, size: int, key: int | np.int64, block: np.int64) -> None:
+def push(heap_key: Longs, heap_id: Longs, size: int, key: int | np.int64, block: np.int64) -> None:
     """Enter into the max-heap of `size` entries. Mutates."""
     place = size
     while place > 0:
@@ -89,22 +92,26 @@ def _push(heap_key: Longs, heap_id: Longs, size: int, key: int | np.int64, block
 
 
 @njit
-def _drop_top(heap_key: Longs, heap_id: Longs, size: int) -> None:
-    """Remove the largest of `size` entries. Mutates."""
-    last = size - 1
-    key, block = heap_key[last], heap_id[last]
+def sink(heap_key: Longs, heap_id: Longs, size: int, key: int | np.int64, block: np.int64) -> None:
+    """Put an entry in the place of the largest of `size` entries. Mutates."""
     place = 0
-    while True:
-        child = 2 * place + 1
-        if child >= last:
-            break
-        if child + 1 < last and heap_key[child + 1] > heap_key[child]:
-            child += 1
+    child = 1
+    while child < size:
+        if child + 1 < size:
+            # No branch: which child is larger is a coin flip, and would be mispredicted as often.
+            child += heap_key[child + 1] > heap_key[child]
         if heap_key[child] <= key:
             break
         heap_key[place], heap_id[place] = heap_key[child], heap_id[child]
         place = child
+        child = 2 * place + 1
     heap_key[place], heap_id[place] = key, block
+
+
+@njit
+def drop_top(heap_key: Longs, heap_id: Longs, size: int) -> None:
+    """Remove the largest of `size` entries. Mutates."""
+    sink(heap_key, heap_id, size - 1, heap_key[size - 1], heap_id[size - 1])
 
 
 @njit
@@ -132,12 +139,12 @@ def _optimal(
                 continue
             key = (following[access] << _DEPTH_BITS) + (access - offsets[request])
             until[ids[access]] = key
-            _push(heap_key, heap_id, size, key, np.int64(ids[access]))
+            push(heap_key, heap_id, size, key, np.int64(ids[access]))
             size += 1
             kept += 1
         while kept > capacity:
             if until[heap_id[0]] == heap_key[0]:
                 until[heap_id[0]] = -1
                 kept -= 1
-            _drop_top(heap_key, heap_id, size)
+            drop_top(heap_key, heap_id, size)
             size -= 1

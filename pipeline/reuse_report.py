@@ -1,4 +1,4 @@
-"""What `preplay reuse` prints: the ceiling, and LRU at chosen capacities, as plain records."""
+"""What `preplay reuse` prints: the ceiling, and LRU and other policies at chosen capacities, as plain records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import folders
+from pipeline import folders, reuse_eviction
 from pipeline.reuse import ReuseProfile, reuse_profile
 from pipeline.reuse_policies import optimal_hits, ttl_hits
 from pipeline.reuse_tables import curve_table, distance_table, requests_table
@@ -53,14 +53,22 @@ def summary_record(trace: Trace) -> tuple[dict[str, Any], ReuseProfile | None]:
 
 
 def capacity_records(
-    profile: ReuseProfile, trace: Trace, capacities: Sequence[int] | None, model: str | None, *, bound: bool
+    profile: ReuseProfile,
+    trace: Trace,
+    capacities: Sequence[int] | None,
+    model: str | None,
+    *,
+    bound: bool,
+    policies: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """LRU hits at each capacity, trace blocks; by default a ladder from 0.1 % of the distinct blocks to the ceiling.
 
-    With `bound` also what the offline optimum would hit, the most that any policy could.
+    With `bound` also what the offline optimum would hit, the most that any policy could; with `policies` what these would.
 
-    Raises InputError for a negative capacity, CatalogError for an unknown model.
+    Raises InputError for a negative capacity or an unknown policy, CatalogError for an unknown model.
     """
+    others: dict[str, reuse_eviction.Policy] = {"optimal": optimal_hits} if bound else {}
+    others |= {name: reuse_eviction.policy(name) for name in policies}
     curve = profile.curve()
     if not capacities:
         shares = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -81,12 +89,11 @@ def capacity_records(
             "hit_tokens": tokens,
             "token_ratio": tokens / curve.all_tokens if curve.all_tokens else None,
         }
-        if bound:
-            best = optimal_hits(trace.block_offsets, trace.block_ids, capacity)
-            record["optimal_hit_blocks"] = int(best.sum())
-            record["optimal_token_ratio"] = (
-                int(profile.tokens_of(best).sum()) / curve.all_tokens if curve.all_tokens else None
-            )
+        for name, hits_of in others.items():
+            hits = hits_of(trace.block_offsets, trace.block_ids, capacity)
+            tokens = int(profile.tokens_of(hits).sum())
+            record[f"{name}_hit_blocks"] = int(hits.sum())
+            record[f"{name}_token_ratio"] = tokens / curve.all_tokens if curve.all_tokens else None
         records.append(record)
     return records
 
