@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,19 @@ CASES = (
     ("11 replicas, blocks of 16, caching", 11, 16, None, True, False),
     ("11 replicas, blocks of 16, caching and EAGLE k = 3", 11, 16, None, True, True),
 )
+
+OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("as vLLM", {}),
+    ("ITL per request", {"itl": True}),
+    ("policy = fifo", {"policy": "fifo"}),
+    ("policy = lfu", {"policy": "lfu"}),
+    ("policy = prefix_priority, 1,024 tokens", {"policy": "prefix_priority", "priority_tokens": 1024}),
+    ("ttl_s = 300", {"ttl_s": 300.0}),
+    ("duplicates = merged", {"merge_duplicates": True}),
+    ("scheduling = longest_prefix", {"scheduling": "longest_prefix"}),
+    ("scheduling = priority", {"scheduling": "priority"}),
+)
+"""On 4 replicas, blocks of 512, 16,384 each, caching."""
 
 
 def main() -> None:
@@ -68,6 +82,7 @@ def main() -> None:
             prefix_caching=caching,
             drop_last_hit_block=caching and speculating,
             acceptance=(0.802,) * 3 if speculating else (),
+            itl=False,
         )
         result = replay(arrivals, config, built.lowered)
         low, seconds, high = median_seconds(lambda c=config, b=built: replay(arrivals, c, b.lowered))  # type: ignore[misc]
@@ -88,6 +103,7 @@ def main() -> None:
         rows,
     )
     peak = peak_mib()
+    option_table(arrivals)
     scale_rows = [scaled(arrivals, copies) for copies in (1, 10, 100)]
     print_table(
         "The trace beside itself, prefixes kept apart, 4 replicas a copy (blocks of 512, 16,384 each, caching)",
@@ -104,6 +120,31 @@ def main() -> None:
         scale_rows,
     )
     print(f"\nPeak memory of the first table, above libraries and trace: {peak - before:.0f} MiB")
+
+
+def option_table(arrivals: Arrivals) -> None:
+    """What each option costs, every one alone."""
+    scenario = Scenario.model_validate(
+        {"fleet": {"gpu": "h100-sxm", "replicas": 4, "tensor_parallel": 4}, "model": {"name": "llama-3.1-70b"}}
+    )
+    lowered = build_hardware(scenario).lowered
+    rows = []
+    for name, options in OPTIONS:
+        config = EngineConfig(
+            replicas=4,
+            block_tokens=512,
+            pool_blocks=16_384,
+            max_batched_tokens=8192,
+            max_sequences=256,
+            max_model_len=131072,
+            prefix_caching=True,
+            **{"itl": False, **options},
+        )
+        result = replay(arrivals, config, lowered)
+        low, seconds, high = median_seconds(lambda c=config: replay(arrivals, c, lowered))  # type: ignore[misc]
+        hit = result.requests.hit_tokens.sum() / arrivals.input_tokens.sum(dtype=np.int64)
+        rows.append([name, f"{seconds:.3f} ({low:.3f} to {high:.3f})", f"{hit:.4f}"])
+    print_table("Options, one at a time, first row of the table above", ("option", "loop s", "reuse ratio"), rows)
 
 
 def scaled(arrivals: Arrivals, copies: int) -> list[str]:
@@ -133,6 +174,7 @@ def scaled(arrivals: Arrivals, copies: int) -> list[str]:
         max_sequences=256,
         max_model_len=131072,
         prefix_caching=True,
+        itl=False,
     )
     scenario = Scenario.model_validate(
         {"fleet": {"gpu": "h100-sxm", "replicas": 4, "tensor_parallel": 4}, "model": {"name": "llama-3.1-70b"}}

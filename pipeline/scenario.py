@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from pipeline.cost.build import Hardware, build_hardware
 from pipeline.replay.engine import Arrivals, EngineConfig, ReplayResult, replay
 from pipeline.replay.timeline import Timeline
 from pipeline.trace import Trace
+from pipeline.turns import NamedBlocks, name_replies
 from pipeline.workload import TransformedArrivals, transform
 from schemas import hardware
 from schemas.errors import CapacityError, PreplayError, StudyError
@@ -36,6 +39,8 @@ class ResolvedScenario:
     hardware: Hardware
     max_model_len: int
     interval_s: float
+    names: NamedBlocks | None = None  # null = the trace's own ids, replies unnamed
+    priority: NDArray[np.int32] | None = None  # [n] of each request; null = all equal
 
 
 def resolve(name: str, scenario: Scenario, trace: Trace, interval_s: float) -> ResolvedScenario:
@@ -46,8 +51,13 @@ def resolve(name: str, scenario: Scenario, trace: Trace, interval_s: float) -> R
     try:
         _check_identity(scenario, trace)
         _check_intervals(scenario, trace, interval_s)
+        _check_warmup(scenario, trace)
+        priority = _priorities(scenario, trace)
         built = build_hardware(scenario)
-        return ResolvedScenario(name, scenario, built, _longest(scenario, built), interval_s)
+        cache = scenario.prefix_cache
+        infers = cache.enabled and cache.replies == "inferred" and cache.cache_decode_blocks
+        names = name_replies(trace, scenario.engine.block_tokens) if infers else None
+        return ResolvedScenario(name, scenario, built, _longest(scenario, built), interval_s, names, priority)
     except PreplayError as problem:
         place = name if problem.place is None else f"{name}.{problem.place}"
         raise type(problem)(problem.problem, file=problem.file, place=place, mend=problem.mend) from None
@@ -62,13 +72,45 @@ def _check_identity(scenario: Scenario, trace: Trace) -> None:
             place="prefix_cache.enabled",
             mend="switch it off, or ingest a log that carries prefix identity",
         )
-    if trace.meta.block_tokens % scenario.engine.block_tokens:
+    theirs, ours = trace.meta.block_tokens, scenario.engine.block_tokens
+    if theirs % ours and ours % theirs:
         raise StudyError(
-            f"block_tokens = {scenario.engine.block_tokens} does not divide the trace's blocks of "
-            f"{trace.meta.block_tokens} tokens, so what such a block holds is not known",
+            f"block_tokens = {ours} neither divides the trace's blocks of {theirs} tokens nor is a multiple, so what "
+            "such a block holds is not known",
             place="engine.block_tokens",
-            mend="use a divisor",
+            mend="use a divisor or a multiple",
         )
+
+
+def _check_warmup(scenario: Scenario, trace: Trace) -> None:
+    """A warm-up that leaves nothing to measure would make empty results."""
+    warmup_s = scenario.workload.warmup_s
+    last_s = float(trace.arrival_us[-1]) / 1e6
+    if warmup_s > 0 and warmup_s > last_s:
+        raise StudyError(
+            f"the trace's last request arrives after {last_s:g} s, so a warm-up of {warmup_s:g} s leaves nothing to measure",
+            place="workload.warmup_s",
+            mend="shorten it",
+        )
+
+
+def _priorities(scenario: Scenario, trace: Trace) -> NDArray[np.int32] | None:
+    """The priority of every request, by its tenant. Raises StudyError for tenants that the trace doesn't have."""
+    engine = scenario.engine
+    if engine.scheduling != "priority":
+        return None
+    tenants = trace.table["tenant"].combine_chunks().cast(pa.string()).dictionary_encode()
+    names = tenants.dictionary.to_pylist()
+    unknown = [name for name in engine.priorities if name not in names]
+    if unknown:
+        some = ", ".join(f"'{name}'" for name in names[:5]) or "none at all"
+        raise StudyError(
+            f"the trace has no tenant '{unknown[0]}'", place="engine.priorities", mend=f"its tenants: {some}"
+        )
+    of_name = np.array([engine.priorities.get(name, engine.default_priority) for name in names], np.int32)
+    codes = pc.fill_null(tenants.indices, len(names)).to_numpy()
+    priorities: NDArray[np.int32] = np.append(of_name, np.int32(engine.default_priority))[codes]
+    return priorities
 
 
 def _check_intervals(scenario: Scenario, trace: Trace, interval_s: float) -> None:
@@ -99,13 +141,16 @@ def _longest(scenario: Scenario, built: Hardware) -> int:
 def arrivals_of(resolved: ResolvedScenario, trace: Trace, seed: int) -> tuple[Arrivals, TransformedArrivals]:
     """The trace as this scenario gets it."""
     transformed = transform(trace.arrival_us, resolved.scenario.workload, seed)
+    names = resolved.names
     arrivals = Arrivals(
         arrival_s=transformed.arrival_s,
         input_tokens=trace.input_tokens,
         output_tokens=trace.output_tokens,
-        block_offsets=trace.block_offsets,
-        block_ids=trace.block_ids,
+        block_offsets=trace.block_offsets if names is None else names.block_offsets,
+        block_ids=trace.block_ids if names is None else names.block_ids,
         trace_block_tokens=trace.meta.block_tokens,
+        named_tokens=None if names is None else names.named_tokens,
+        priority=resolved.priority,
     )
     return arrivals, transformed
 
@@ -131,6 +176,11 @@ def engine_config(resolved: ResolvedScenario, seed: int) -> EngineConfig:
         visible=cache.visible,
         cache_decode_blocks=cache.cache_decode_blocks,
         unhashed_last=cache.unhashed_freed == "last",
+        policy=cache.policy,
+        priority_tokens=cache.priority_tokens or 0,
+        ttl_s=cache.ttl_s or None,
+        merge_duplicates=cache.duplicates == "merged",
+        scheduling=engine.scheduling,
         drop_last_hit_block=drafter is not None and drafter.drops_last_hit_block,
         acceptance=() if isinstance(spec, NoSpeculation) else spec.conditional_acceptance,
         seed=seed,
@@ -143,10 +193,10 @@ def run_scenario(resolved: ResolvedScenario, trace: Trace, seed: int) -> tuple[p
     """Replay: (outcomes, timeline), of OUTCOME_SCHEMA and TIMELINE_SCHEMA."""
     arrivals, _ = arrivals_of(resolved, trace, seed)
     result = replay(arrivals, engine_config(resolved, seed), resolved.hardware.lowered)
-    return outcomes_table(trace, arrivals, result), timeline_table(resolved, trace, result)
+    return outcomes_table(resolved, trace, arrivals, result), timeline_table(resolved, trace, result)
 
 
-def outcomes_table(trace: Trace, arrivals: Arrivals, result: ReplayResult) -> pa.Table:
+def outcomes_table(resolved: ResolvedScenario, trace: Trace, arrivals: Arrivals, result: ReplayResult) -> pa.Table:
     """One row per request of the trace; refused ones have null latencies."""
     requests = result.requests
     refused = result.refused
@@ -162,6 +212,7 @@ def outcomes_table(trace: Trace, arrivals: Arrivals, result: ReplayResult) -> pa
 
     single = refused | (emitted < 2)
     unknown = refused | ~trace.has_identity  # also with caching off: 0 would read as "nothing to reuse"
+    inferred = np.zeros(n, np.int32) if resolved.names is None else resolved.names.inferred_tokens(requests.hit_tokens)
     tpot = decode / np.maximum(1, emitted - 1)
     status = pa.DictionaryArray.from_arrays(pa.array(refused.astype(np.int8)), pa.array(["completed", "refused"]))
     columns = {
@@ -172,7 +223,10 @@ def outcomes_table(trace: Trace, arrivals: Arrivals, result: ReplayResult) -> pa
         "input_tokens": pa.array(trace.input_tokens),
         "output_tokens": pa.array(emitted.astype(np.int32)),
         "clipped": pa.array(~refused & (emitted < trace.output_tokens)),
+        "warmup": pa.array(trace.arrival_us < resolved.scenario.workload.warmup_s * 1e6),
         "hit_tokens": pa.array(requests.hit_tokens, mask=unknown),
+        "hit_tokens_inferred": pa.array(inferred, mask=unknown),
+        "rehit_tokens": pa.array(requests.rehit_tokens, mask=unknown),
         "recomputed_tokens": pa.array(requests.recomputed_tokens),
         "preemptions": pa.array(requests.preemptions),
         "queue_ms": ms(queue),
@@ -184,7 +238,10 @@ def outcomes_table(trace: Trace, arrivals: Arrivals, result: ReplayResult) -> pa
         "decode_target_ms": ms(target),
         "decode_rest_ms": ms(decode - draft - target),
         "tpot_ms": ms(tpot, single),
+        "itl_p99_ms": ms(requests.itl_p99_s, np.isnan(requests.itl_p99_s)),
+        "itl_max_ms": ms(requests.itl_max_s, np.isnan(requests.itl_max_s)),
         "e2e_ms": ms(requests.finish_s - requests.arrival_s),
+        "chunk_steps": pa.array(requests.chunk_steps),
         "emitting_steps": pa.array(requests.emitting_steps),
         "spec_steps": pa.array(requests.spec_steps),
         "draft_tokens": pa.array(requests.draft_tokens),
@@ -217,7 +274,7 @@ def timeline_table(resolved: ResolvedScenario, trace: Trace, result: ReplayResul
     }
     arrays = {name: pa.array(values) for name, values in columns.items()}
     if not trace.has_identity.all():
-        arrays["hit_tokens"] = pa.nulls(used * replicas, pa.int64())
+        arrays["hit_tokens"] = arrays["rehit_tokens"] = pa.nulls(used * replicas, pa.int64())
     return pa.table([arrays[name] for name in TIMELINE_SCHEMA.names], schema=TIMELINE_SCHEMA)
 
 

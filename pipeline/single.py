@@ -44,6 +44,7 @@ def replay_one(
 
 def summary(resolved: ResolvedScenario, seed: int, outcomes: pa.Table) -> dict[str, Any]:
     """Headline of one replay. Percentiles are exact, over completed requests; null = nothing to take them of."""
+    outcomes = outcomes.filter(pc.invert(outcomes["warmup"]))
     done = outcomes.filter(pc.equal(outcomes["status"], "completed"))
     capacity = resolved.hardware.capacity
 

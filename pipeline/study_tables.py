@@ -45,6 +45,8 @@ SCENARIO_SCHEMA = pa.schema(
         pa.field("settings_speculation", pa.string(), nullable=False),  # JSON: the speculation table
         pa.field("settings_rest", pa.string(), nullable=False),  # JSON: everything else
         pa.field("rate", pa.float64(), nullable=False),
+        pa.field("warmup_s", pa.float64(), nullable=False),  # of the trace, before `rate`
+        pa.field("turns_with_reply", pa.int64(), nullable=False),  # requests whose reply's blocks were inferred
         pa.field("spread_tick_s", pa.float64()),  # null = arrivals as logged
         pa.field("usable_gib", pa.float64(), nullable=False),  # per GPU, like all memory here
         pa.field("weights_gib", pa.float64(), nullable=False),
@@ -138,6 +140,8 @@ def _scenario_row(position: int, resolved: ResolvedScenario, baseline: Scenario,
         "settings_speculation": scenario.speculation.model_dump_json(),
         "settings_rest": scenario.model_dump_json(exclude={"prefix_cache", "speculation"}),
         "rate": scenario.workload.rate,
+        "warmup_s": scenario.workload.warmup_s,
+        "turns_with_reply": 0 if resolved.names is None else resolved.names.turns,
         "spread_tick_s": tick_us * 1e-6 / scenario.workload.rate if spread and tick_us is not None else None,
         "usable_gib": capacity.usable_gib,
         "weights_gib": capacity.weights_gib,

@@ -27,8 +27,11 @@ VIEWS = {
 }
 """View name -> Parquet file in the run folder."""
 
-PARTITIONED = ("outcomes", "timeline")
-"""Views over `NAME/scenario=*/seed=*/part-*.parquet`, with scenario and seed as columns."""
+PARTITIONED = {"all_outcomes": "outcomes", "timeline": "timeline"}
+"""View name -> folder of `scenario=*/seed=*/part-*.parquet`; scenario and seed are columns."""
+
+MEASURED = "CREATE VIEW outcomes AS SELECT * EXCLUDE (warmup) FROM all_outcomes WHERE NOT warmup"
+"""What every result is taken over: the warm-up is replayed, not measured."""
 
 
 def sql_text(value: str) -> str:
@@ -42,12 +45,13 @@ def view_statements(folder: str) -> list[str]:
     statements = [
         f"CREATE VIEW {name} AS SELECT * FROM read_parquet({sql_text(prefix + file)})" for name, file in VIEWS.items()
     ]
-    for name in PARTITIONED:
-        pattern = sql_text(f"{prefix}{name}/*/*/*.parquet")
+    for name, place in PARTITIONED.items():
+        pattern = sql_text(f"{prefix}{place}/*/*/*.parquet")
         statements.append(
             f"CREATE VIEW {name} AS SELECT * FROM read_parquet({pattern}, hive_partitioning = true, "
             "hive_types = {'scenario': VARCHAR, 'seed': BIGINT})"
         )
+    statements.append(MEASURED)
     manifest = sql_text(f"{prefix}{MANIFEST_FILE}")
     statements.append(
         "CREATE VIEW manifest AS SELECT key, json_extract_string(json, key) AS value "

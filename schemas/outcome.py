@@ -25,7 +25,10 @@ OUTCOME_SCHEMA = pa.schema(
         pa.field(
             "clipped", pa.bool_(), nullable=False
         ),  # the log's output was longer than the engine's longest sequence allows
+        pa.field("warmup", pa.bool_(), nullable=False),  # arrives in the warm-up: replayed, not measured
         pa.field("hit_tokens", pa.int32()),  # at first admission; null = identity unknown, whatever the scenario
+        pa.field("hit_tokens_inferred", pa.int32()),  # of these, at most so many rest on inferred replies
+        pa.field("rehit_tokens", pa.int32()),  # hit at readmissions after a preemption: its own earlier work, no reuse
         pa.field("recomputed_tokens", pa.int32(), nullable=False),  # computed again after a preemption
         pa.field("preemptions", pa.int32(), nullable=False),
         # latency, reconciling exactly: ttft = queue + prefill + first_output; e2e = ttft + decode;
@@ -39,7 +42,10 @@ OUTCOME_SCHEMA = pa.schema(
         pa.field("decode_target_ms", pa.float64()),
         pa.field("decode_rest_ms", pa.float64()),
         pa.field("tpot_ms", pa.float64()),  # null for a single output token
+        pa.field("itl_p99_ms", pa.float64()),  # of the gaps between its emissions; null with fewer than two emissions
+        pa.field("itl_max_ms", pa.float64()),
         pa.field("e2e_ms", pa.float64()),
+        pa.field("chunk_steps", pa.int32(), nullable=False),  # steps in which it was scheduled and emitted nothing
         pa.field("emitting_steps", pa.int32(), nullable=False),  # steps in which it emitted tokens
         pa.field("spec_steps", pa.int32(), nullable=False),  # of these, steps in which drafts were verified
         pa.field("draft_tokens", pa.int32(), nullable=False),
@@ -70,8 +76,13 @@ TIMELINE_COUNTERS = (
     "prefill_tokens",  # computed by prefilling rows; recomputation after a preemption, generated tokens included, counts here
     "decode_tokens",  # query tokens of decoding rows, drafts included
     "emitted_tokens",
+    "draft_tokens",  # verified
+    "accepted_tokens",  # of these, before trimming at an output's end
     "hit_tokens",
-    "evicted_blocks",
+    "rehit_tokens",  # hit at readmissions after a preemption
+    "evicted_blocks",  # cached blocks taken for new content
+    "evicted_decode_blocks",  # of these, taken by decoding rows
+    "expired_blocks",  # cached blocks dropped at the end of their time to live
     "preemptions",
 )
 TIMELINE_INTEGRALS = (
@@ -87,8 +98,8 @@ TIMELINE_SCHEMA = pa.schema(
         pa.field("interval", pa.int32(), nullable=False),
         pa.field("start_s", pa.float64(), nullable=False),
         pa.field("interval_s", pa.float64(), nullable=False),
-        # hit_tokens is null where the trace's prefix identity is not known
-        *[pa.field(name, pa.int64(), nullable=name == "hit_tokens") for name in TIMELINE_COUNTERS],
+        # hit_tokens and rehit_tokens are null where the trace's prefix identity is not known
+        *[pa.field(name, pa.int64(), nullable=name in ("hit_tokens", "rehit_tokens")) for name in TIMELINE_COUNTERS],
         *[pa.field(name, pa.float64(), nullable=False) for name in TIMELINE_INTEGRALS],
         *[pa.field(f"{name}_s", pa.float64(), nullable=False) for name in COMPONENTS],
     ]

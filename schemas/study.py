@@ -59,7 +59,8 @@ class Engine(_Section):
     """The engine's scheduler and memory settings, by vLLM's names where it has them."""
 
     block_tokens: PositiveInt = Field(
-        default=16, description="tokens per KV block; must divide the trace's block size when prefix caching is on"
+        default=16,
+        description="tokens per KV block; when prefix caching is on a divisor or a multiple of the trace's block size",
     )
     max_batched_tokens: PositiveInt = Field(
         default=8192, description="token budget of one step (max_num_batched_tokens)"
@@ -77,6 +78,20 @@ class Engine(_Section):
         default=None,
         description="longest sequence in tokens; not set = the model's, or what the KV pool can hold if less",
     )
+    scheduling: Literal["fcfs", "priority", "longest_prefix"] = Field(
+        default="fcfs",
+        description="who of the waiting is admitted next: first come first served, by priority (vLLM), or longest cached prefix "
+        "first (SGLang's LPM; first come first served with prefix caching off or more than 128 waiting)",
+    )
+    priorities: dict[str, int] = Field(
+        default={}, description="with scheduling = 'priority': priority by tenant, the smallest first"
+    )
+    default_priority: int = Field(default=0, description="priority of tenants not named in priorities")
+    cuda_graph_sizes: Literal["vllm", "none"] | tuple[PositiveInt, ...] = Field(
+        default="vllm",
+        description="token counts with a captured CUDA graph: a step of fewer tokens computes as many as the next larger one; "
+        "vLLM's default sizes, none, or a list",
+    )
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=0.9, description="share of each GPU's memory that the engine may use"
     )
@@ -87,6 +102,8 @@ class Engine(_Section):
             raise ValueError(
                 f"max_batched_tokens {self.max_batched_tokens} is less than max_sequences {self.max_sequences}"
             )
+        if self.scheduling == "priority" and not self.priorities:
+            raise ValueError("scheduling = 'priority' needs priorities, a table of tenant = number")
         return self
 
 
@@ -108,6 +125,40 @@ class PrefixCache(_Section):
         description="freed blocks that hold no full block's content are reused before cached ones (vLLM since 2026-05), or queue "
         "behind them (before)",
     )
+    policy: Literal["lru", "fifo", "lfu", "prefix_priority"] = Field(
+        default="lru",
+        description="which cached block loses its content first: least recently released (vLLM), registered first, least often "
+        "used, or least recently released with the first priority_tokens of every prompt kept longest",
+    )
+    priority_tokens: PositiveInt | None = Field(
+        default=None,
+        description="with policy = 'prefix_priority': how much of the head of every prompt is evicted last",
+    )
+    ttl_s: Annotated[float, Field(ge=0.0)] = Field(
+        default=0.0,
+        description="cached blocks are dropped so long after their last use (policy lru) or after they were computed (fifo), as "
+        "providers do; 0 = never, only when the room is needed",
+    )
+    duplicates: Literal["kept", "merged"] = Field(
+        default="kept",
+        description="two requests that compute the same block side by side keep a copy each (vLLM), or share one (SGLang, "
+        "TensorRT-LLM)",
+    )
+    replies: Literal["inferred", "private"] = Field(
+        default="inferred",
+        description="whether the next turn of a session can hit the blocks that its predecessor generated; which they are is "
+        "inferred from the next turn's prompt (docs/replay.md). Without sessions in the trace nobody can",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.policy == "prefix_priority" and self.priority_tokens is None:
+            raise ValueError("policy = 'prefix_priority' needs priority_tokens")
+        if self.ttl_s > 0 and self.policy not in ("lru", "fifo"):
+            raise ValueError(f"ttl_s works with policy = 'lru' or 'fifo', not '{self.policy}'")
+        if self.unhashed_freed == "last" and self.policy != "lru":
+            raise ValueError("unhashed_freed = 'last' is a trait of the LRU queue: it works with policy = 'lru' only")
+        return self
 
 
 class NoSpeculation(_Section):
@@ -170,6 +221,11 @@ class Workload(_Section):
     spread_ticks: bool = Field(
         default=False,
         description="spread arrivals that share a timestamp over the log's tick (seeded), as a coarse clock hides them",
+    )
+    warmup_s: Annotated[float, Field(ge=0.0)] = Field(
+        default=0.0,
+        description="requests of the trace's first so many seconds are replayed but left out of every result, so that the "
+        "rest meets warm caches and queues; 0 = a cold start counts",
     )
 
 

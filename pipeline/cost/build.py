@@ -11,7 +11,7 @@ from pipeline.cost.model import StepCostModel
 from pipeline.cost.shapes import rank_shapes
 from schemas import hardware
 from schemas.errors import CatalogError
-from schemas.study import Scenario
+from schemas.study import Engine, Scenario
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,20 @@ class Hardware:
     lowered: LoweredCost
     capacity: KvCapacity
     drafter: Drafter | None
+
+
+def graph_sizes(engine: Engine, drafts: int) -> tuple[int, ...]:
+    """Token counts for which the engine captured CUDA graphs, ascending.
+
+    `vllm`: 1, 2, 4, every 8 up to 256 and every 16 up to 512, as far as twice the most tokens of a decoding batch
+    (vLLM's default `cudagraph_capture_sizes`).
+    """
+    if engine.cuda_graph_sizes == "none":
+        return ()
+    if engine.cuda_graph_sizes == "vllm":
+        largest = min(2 * engine.max_sequences * (1 + drafts), 512, engine.max_batched_tokens)
+        return tuple(size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= largest)
+    return tuple(sorted(set(engine.cuda_graph_sizes)))
 
 
 def build_hardware(scenario: Scenario) -> Hardware:
@@ -39,9 +53,9 @@ def build_hardware(scenario: Scenario) -> Hardware:
     served = scenario.model
     shapes = rank_shapes(hardware.model(served.name), tp, served.weight_dtype, served.kv_dtype)
     drafter = drafter_of(scenario)
-    model = StepCostModel(gpu, shapes, served.weight_dtype, drafter)
     engine = scenario.engine
     passes = 0 if drafter is None else drafter.passes
+    model = StepCostModel(gpu, shapes, served.weight_dtype, drafter, graph_sizes=graph_sizes(engine, passes))
     return Hardware(
         cost_model=model,
         lowered=lower(

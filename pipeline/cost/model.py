@@ -46,12 +46,17 @@ class StepCostModel(nn.Module):
         weight_dtype: WeightDtype = "bf16",
         drafter: Drafter | None = None,
         efficiency: Efficiency = DEFAULT,
+        graph_sizes: tuple[int, ...] = (),
     ) -> None:
-        """Raises CatalogError for fp8 weights on a GPU without fp8."""
+        """`graph_sizes`: token counts, ascending, for which CUDA graphs were captured; () = no padding.
+
+        Raises CatalogError for fp8 weights on a GPU without fp8.
+        """
         super().__init__()
         self.gpu = gpu
         self.shapes = shapes
         self.drafter = drafter
+        self.graph_sizes = torch.tensor(graph_sizes, dtype=torch.float64)
         self.peak_flops = _peak_flops(gpu, weight_dtype)
         self.log_parameters = nn.ParameterDict(
             {
@@ -84,6 +89,7 @@ class StepCostModel(nn.Module):
 
     def body_seconds(self, shapes: RankShapes, tokens: Tensor) -> Tensor:
         """All linear layers of one pass over `tokens`, experts included, and the pointwise kernels between them."""
+        tokens = self.padded(tokens)
         seconds = torch.zeros_like(tokens)
         for matrix in shapes.matrices:
             seconds = seconds + matrix.count * self.matrix_seconds(matrix, tokens)
@@ -91,6 +97,17 @@ class StepCostModel(nn.Module):
             seconds = seconds + self.experts_seconds(shapes.experts, tokens)
         seconds = seconds + shapes.pointwise_bytes_per_token * tokens / self._memory()
         return seconds + shapes.kernels * self.parameter("kernel_us") * 1e-6
+
+    def padded(self, tokens: Tensor) -> Tensor:
+        """What a pass over `tokens` computes: as many as the next larger captured CUDA graph, where there is one.
+
+        Attention and the LM head work on the real ones only (vLLM pads the rest of the pass).
+        """
+        if self.graph_sizes.numel() == 0:
+            return tokens
+        place = torch.searchsorted(self.graph_sizes, tokens.contiguous())
+        captured = self.graph_sizes[place.clamp(max=self.graph_sizes.numel() - 1)]
+        return torch.where((tokens > 0) & (place < self.graph_sizes.numel()), captured, tokens)
 
     def matrix_seconds(self, matrix: Matrix, tokens: Tensor) -> Tensor:
         """`tokens x inputs` times `inputs x outputs`: 2 FLOPs per weight and token against weights and activations."""
@@ -118,6 +135,7 @@ class StepCostModel(nn.Module):
         if shapes.allreduces == 0:
             return torch.zeros_like(tokens)
         ranks = shapes.tensor_parallel
+        tokens = self.padded(tokens)
         moved = 2.0 * (ranks - 1) / ranks * shapes.message_bytes_per_token * tokens
         link = self.parameter("link") * self.gpu.link_gb_s * 1e9
         return shapes.allreduces * (self.parameter("link_latency_us") * 1e-6 + moved / link)

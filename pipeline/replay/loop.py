@@ -10,32 +10,37 @@ from numpy.typing import NDArray
 from pipeline.cost.lowered import LoweredCost, step_components
 from pipeline.jit import inlined, njit
 from pipeline.replay.chains import Chains
+from pipeline.replay.eviction import drop_first, next_expiry
 from pipeline.replay.pool import free_blocks, release
 from pipeline.replay.scheduler import (
     RUNNING_COUNT,
     SCHEDULED,
     VISIBLE_FINISH,
     VISIBLE_STEP,
-    WAITING_COUNT,
-    Queues,
     Requests,
+    Running,
     Settings,
-    push_waiting,
     register_final,
     schedule,
 )
-from pipeline.replay.segments import CACHED, CAPACITY, EVICTED, Pool
+from pipeline.replay.segments import CACHED, CAPACITY, EVICTED, EVICTED_DECODE, EXPIRED, Pool
 from pipeline.replay.speculation import accepted_drafts
+from pipeline.replay.steps import StepLog, note_silent
 from pipeline.replay.timeline import (
+    ACCEPTED_TOKENS,
     ARRIVALS,
     CACHED_FREE,
     DECODE_TOKENS,
+    DRAFT_TOKENS,
     EMITTED_TOKENS,
     EVICTED_BLOCKS,
+    EVICTED_DECODE_BLOCKS,
+    EXPIRED_BLOCKS,
     FINISHED,
     HIT_TOKENS,
     PREEMPTIONS,
     PREFILL_TOKENS,
+    REHIT_TOKENS,
     RUNNING,
     STEPS,
     USED,
@@ -44,8 +49,9 @@ from pipeline.replay.timeline import (
     add_state,
     usable,
 )
+from pipeline.replay.waiting import COUNT, Waiting, push_waiting
 
-DONE, STUCK, TIMELINE_FULL = 0, 1, 2
+DONE, STUCK, TIMELINE_FULL, LOG_FULL = 0, 1, 2, 3
 """How a replica's loop ended. STUCK: a step in which nothing could be scheduled, a fault of the program."""
 
 NOW, TARGET_SUM, DRAFT_SUM = range(3)
@@ -72,68 +78,103 @@ def commit(
     pool: Pool,
     chains: Chains,
     requests: Requests,
-    queues: Queues,
+    running: Running,
+    log: StepLog,
+    step: int,
     now_s: float,
     first_output_s: float,
     target_sum: float,
     draft_sum: float,
-) -> tuple[int, int]:
-    """The end of a step: emit tokens, finish requests. Mutates; returns (tokens emitted, requests finished)."""
-    emitted_tokens = 0
+) -> tuple[int, int, int]:
+    """The end of a step: emit tokens, finish requests. Mutates; returns (tokens emitted, drafts accepted, requests finished)."""
+    emitted_tokens = accepted_tokens = 0
     finished = 0
     kept = 0
-    scheduled = queues.counts[SCHEDULED]
+    scheduled = running.counts[SCHEDULED]
     register_step = settings.prefix_caching and settings.visible == VISIBLE_STEP
     register_finish = settings.prefix_caching and settings.visible == VISIBLE_FINISH
-    for place in range(queues.counts[RUNNING_COUNT]):
-        request = queues.running[place]
+    for place in range(running.counts[RUNNING_COUNT]):
+        request = running.requests[place]
         if place < scheduled:
-            tokens = queues.tokens[place]
+            tokens = running.tokens[place]
             before = requests.emitted[request]
             computed = requests.computed[request] + tokens
             if computed >= requests.input_tokens[request] + before:
-                drafts = queues.drafts[place]
+                drafts = running.drafts[place]
                 accepted = 0
                 if drafts > 0:
                     accepted = accepted_drafts(settings.seed, request, before, drafts, settings.acceptance)
                     requests.spec_steps[request] += 1
                     requests.draft_tokens[request] += drafts
                     requests.accepted_tokens[request] += accepted
+                    accepted_tokens += accepted
                     computed -= drafts - accepted
                 remaining = requests.output_tokens[request] - before
                 emitted = accepted + 1
                 if emitted > remaining:
                     requests.trimmed_tokens[request] += emitted - remaining
                     emitted = remaining
-                requests.emitting_steps[request] += 1
                 requests.emitted[request] = before + emitted
                 emitted_tokens += emitted
                 if before == 0:
                     requests.first_token_s[request] = now_s
                     requests.first_output_s[request] = first_output_s
+                    requests.first_step[request] = step
                     requests.target_mark[request] = target_sum
                     requests.draft_mark[request] = draft_sum
                 requests.computed[request] = computed
                 if emitted == remaining:
                     requests.finish_s[request] = now_s
+                    silent = requests.silent_steps[request]
+                    requests.emitting_steps[request] = step - requests.first_step[request] + 1 - silent
                     requests.decode_target_s[request] += target_sum - requests.target_mark[request]
                     requests.decode_draft_s[request] += draft_sum - requests.draft_mark[request]
                     if register_step or register_finish:
                         final = min(computed, requests.input_tokens[request] + before + emitted)
-                        register_final(settings, pool, chains, requests, request, final)
-                    release(pool, request, settings.unhashed_last)
+                        register_final(settings, pool, chains, requests, request, final, now_s)
+                    release(pool, request, now_s)
                     finished += 1
                     continue
                 if settings.draft_tokens > 0:
                     requests.has_drafts[request] = True
             else:
                 requests.computed[request] = computed
+                requests.chunk_steps[request] += 1
+                if before > 0:
+                    requests.silent_steps[request] += 1
+                    note_silent(log, request, step, step)
             if register_step:
-                register_final(settings, pool, chains, requests, request, computed)
-        queues.running[kept] = request
+                register_final(settings, pool, chains, requests, request, computed, now_s)
+        elif requests.emitted[request] > 0:  # the budget did not reach it
+            requests.silent_steps[request] += 1
+            note_silent(log, request, step, step)
+        running.requests[kept] = request
         kept += 1
-    queues.counts[RUNNING_COUNT] = kept
-    return emitted_tokens, finished
+    running.counts[RUNNING_COUNT] = kept
+    return emitted_tokens, accepted_tokens, finished
+
+
+@njit
+def drop_expired(settings: Settings, pool: Pool, timeline: Timeline, now_s: float) -> None:
+    """Before a step: blocks whose time to live has ended are dropped. Mutates."""
+    before = pool.totals[EXPIRED]
+    while next_expiry(pool, settings.ttl_s) < now_s:
+        drop_first(pool)
+    timeline.counters[int(now_s / settings.interval_s), EXPIRED_BLOCKS] += pool.totals[EXPIRED] - before
+
+
+@njit
+def idle(settings: Settings, pool: Pool, timeline: Timeline, now_s: float, until_s: float) -> None:
+    """Nobody is there from now until then; cached blocks stay, or go as their time to live ends. Mutates."""
+    if settings.ttl_s < np.inf:
+        while next_expiry(pool, settings.ttl_s) < until_s:
+            due_s = max(now_s, next_expiry(pool, settings.ttl_s))
+            add_state(timeline, now_s, due_s, settings.interval_s, 0, 0, 0, pool.totals[CACHED])
+            now_s = due_s
+            before = pool.totals[EXPIRED]
+            drop_first(pool)
+            timeline.counters[int(now_s / settings.interval_s), EXPIRED_BLOCKS] += pool.totals[EXPIRED] - before
+    add_state(timeline, now_s, until_s, settings.interval_s, 0, 0, 0, pool.totals[CACHED])
 
 
 @njit
@@ -143,15 +184,17 @@ def run_replica(
     pool: Pool,
     chains: Chains,
     requests: Requests,
-    queues: Queues,
+    waiting: Waiting,
+    running: Running,
+    log: StepLog,
     timeline: Timeline,
     progress: Progress,
     mine: NDArray[np.int32],
 ) -> int:
     """Replay the requests `mine` (rows of the trace, by arrival) on one replica, from where `progress` stands.
 
-    Returns DONE, STUCK, or TIMELINE_FULL: then call it again with a longer timeline. Mutates everything but settings, cost,
-    chains and `mine`.
+    Returns DONE, STUCK, or TIMELINE_FULL or LOG_FULL: then call it again with a longer one. Mutates everything but settings,
+    cost, chains and `mine`.
     """
     size = mine.shape[0]
     intervals = usable(timeline)
@@ -172,16 +215,20 @@ def run_replica(
     now_s, target_sum, draft_sum = progress.clock[NOW], progress.clock[TARGET_SUM], progress.clock[DRAFT_SUM]
     arrived, steps = progress.counts[ARRIVED], progress.counts[STEPS_DONE]
     end = STUCK
+    silences = 2 * running.requests.shape[0]  # at most so many are noted in a step
     while True:
         interval = int(now_s / settings.interval_s)
         if interval >= intervals:
             end = TIMELINE_FULL
             break
+        if steps == log.end_s.shape[0] or log.totals[0] + silences > log.silent_request.shape[0]:
+            end = LOG_FULL
+            break
         while arrived < size and requests.arrival_s[mine[arrived]] <= now_s:
             timeline.counters[int(requests.arrival_s[mine[arrived]] / settings.interval_s), ARRIVALS] += 1
-            push_waiting(queues, mine[arrived])
+            push_waiting(waiting, mine[arrived])
             arrived += 1
-        if queues.counts[RUNNING_COUNT] == 0 and queues.counts[WAITING_COUNT] == 0:
+        if running.counts[RUNNING_COUNT] == 0 and waiting.totals[COUNT] == 0:
             if arrived == size:
                 end = DONE
                 break
@@ -189,14 +236,20 @@ def run_replica(
             if int(next_s / settings.interval_s) >= intervals:
                 end = TIMELINE_FULL
                 break
-            add_state(timeline, now_s, next_s, settings.interval_s, 0, 0, 0, pool.totals[CACHED])
+            idle(settings, pool, timeline, now_s, next_s)
             now_s = next_s
             continue
 
-        evicted_before = pool.totals[EVICTED]
-        batch = schedule(settings, pool, chains, requests, queues, now_s, target_sum, draft_sum)
+        if settings.ttl_s < np.inf:
+            drop_expired(settings, pool, timeline, now_s)
+        evicted, evicted_decode = pool.totals[EVICTED], pool.totals[EVICTED_DECODE]
+        batch = schedule(settings, pool, chains, requests, waiting, running, log, steps, now_s, target_sum, draft_sum)
         if batch.rows == 0:
-            break
+            if batch.preemptions == 0:
+                break
+            # By priority the first to run was the first to be preempted: no step, and the others' turn at once.
+            timeline.counters[interval, PREEMPTIONS] += batch.preemptions
+            continue
         gemm, prefill, decode, communication, sampling, draft, overhead = step_components(
             cost,
             batch.tokens,
@@ -209,19 +262,19 @@ def run_replica(
             settings.draft_tokens,
         )
         duration = gemm + prefill + decode + communication + sampling + draft + overhead
-        waiting, running = queues.counts[WAITING_COUNT], queues.counts[RUNNING_COUNT]
+        queued, admitted = waiting.totals[COUNT], running.counts[RUNNING_COUNT]
         used, cached = pool.totals[CAPACITY] - free_blocks(pool), pool.totals[CACHED]
         reached = int((now_s + duration) / settings.interval_s)
         if reached == interval:
-            timeline.integrals[interval, WAITING] += waiting * duration
-            timeline.integrals[interval, RUNNING] += running * duration
+            timeline.integrals[interval, WAITING] += queued * duration
+            timeline.integrals[interval, RUNNING] += admitted * duration
             timeline.integrals[interval, USED] += used * duration
             timeline.integrals[interval, CACHED_FREE] += cached * duration
         elif reached < intervals:
-            add_state(timeline, now_s, now_s + duration, settings.interval_s, waiting, running, used, cached)
+            add_state(timeline, now_s, now_s + duration, settings.interval_s, queued, admitted, used, cached)
         else:  # the step is finished first; its state is booked when the timeline is longer
             progress.due[DUE_FROM], progress.due[DUE_TO] = now_s, now_s + duration
-            progress.counts[DUE_WAITING], progress.counts[DUE_RUNNING] = waiting, running
+            progress.counts[DUE_WAITING], progress.counts[DUE_RUNNING] = queued, admitted
             progress.counts[DUE_USED], progress.counts[DUE_CACHED] = used, cached
         timeline.components[interval, 0] += gemm
         timeline.components[interval, 1] += prefill
@@ -233,18 +286,30 @@ def run_replica(
         now_s += duration
         target_sum += gemm + prefill + decode + communication
         draft_sum += draft
-        emitted, finished = commit(
-            settings, pool, chains, requests, queues, now_s, sampling + draft, target_sum, draft_sum
+        emitted, accepted, finished = commit(
+            settings, pool, chains, requests, running, log, steps, now_s, sampling + draft, target_sum, draft_sum
         )
+        log.end_s[steps] = now_s
         steps += 1
         timeline.counters[interval, STEPS] += 1
-        timeline.counters[interval, FINISHED] += finished
-        timeline.counters[interval, PREFILL_TOKENS] += batch.prefill_tokens
+        if finished > 0:
+            timeline.counters[interval, FINISHED] += finished
+        if batch.prefill_tokens > 0:
+            timeline.counters[interval, PREFILL_TOKENS] += batch.prefill_tokens
         timeline.counters[interval, DECODE_TOKENS] += batch.decode_tokens
         timeline.counters[interval, EMITTED_TOKENS] += emitted
-        timeline.counters[interval, HIT_TOKENS] += batch.hit_tokens
-        timeline.counters[interval, EVICTED_BLOCKS] += pool.totals[EVICTED] - evicted_before
-        timeline.counters[interval, PREEMPTIONS] += batch.preemptions
+        # What most steps have none of.
+        if batch.drafts > 0:
+            timeline.counters[interval, DRAFT_TOKENS] += batch.drafts
+            timeline.counters[interval, ACCEPTED_TOKENS] += accepted
+        if batch.hit_tokens + batch.rehit_tokens > 0:
+            timeline.counters[interval, HIT_TOKENS] += batch.hit_tokens
+            timeline.counters[interval, REHIT_TOKENS] += batch.rehit_tokens
+        if pool.totals[EVICTED] > evicted:
+            timeline.counters[interval, EVICTED_BLOCKS] += pool.totals[EVICTED] - evicted
+            timeline.counters[interval, EVICTED_DECODE_BLOCKS] += pool.totals[EVICTED_DECODE] - evicted_decode
+        if batch.preemptions > 0:
+            timeline.counters[interval, PREEMPTIONS] += batch.preemptions
         if reached >= intervals:
             end = TIMELINE_FULL
             break

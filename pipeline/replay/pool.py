@@ -12,63 +12,106 @@ Every function takes the pool's arrays; those that say "mutates" change them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from pipeline.jit import njit
+from pipeline.jit import inlined, njit
 from pipeline.replay.chains import Chains, locate
+from pipeline.replay.eviction import grows, join_queue, leave_queue, part_in_queue, tag_new, tag_part, take
 from pipeline.replay.segments import (
+    BELOW,
     BLANK,
+    BLOCKS,
     CACHED,
     CAPACITY,
-    EVICTED,
+    FIFO,
+    FIRST_COPY,
+    HAS_BLOCKS,
+    HAS_REGISTERED,
+    HAS_TTL,
+    HELD_BLOCKS,
+    HELD_FROM,
+    HIT_BLOCKS,
+    HIT_SEGMENT,
     HOLD_FREE,
+    ID,
+    ID_NEXT,
+    ID_PREVIOUS,
+    LAST_COPY,
+    LFU,
+    LRU,
+    MERGE_DUPLICATES,
     NONE,
+    POLICY,
+    PREFIX_PRIORITY,
+    PRIORITY_BLOCKS,
     QUEUE_HEAD,
     QUEUE_TAIL,
+    REFS,
     SEGMENT_FREE,
+    SEQUENCE,
+    SIBLING,
+    STACK,
+    START,
+    TAG,
+    TOP_HOLD,
     UNHASHED,
+    UNHASHED_LAST,
     Ints,
+    Longs,
     Pool,
-    forget,
-    join_queue,
-    leave_queue,
     new_segment,
     push_hold,
 )
 
+_FAR = 2**31 - 1
 
-def new_pool(capacity: int, ids: int, requests: int, holds: int, longest: int) -> Pool:
+
+@dataclass(frozen=True, kw_only=True)
+class PoolRules:
+    """The pool's options; see docs/replay.md."""
+
+    policy: int = LRU
+    priority_blocks: int = 0
+    unhashed_last: bool = False
+    merge_duplicates: bool = False
+    has_ttl: bool = False
+
+
+def new_pool(capacity: int, ids: int, requests: int, holds: int, longest: int, rules: PoolRules) -> Pool:
     """A pool of blank blocks. `holds`: most holds at once; `longest`: most blocks of one request."""
-    totals = np.zeros(11, np.int64)
+    totals = np.zeros(20, np.int64)
     totals[CAPACITY] = capacity
-    totals[BLANK] = capacity
+    totals[POLICY] = rules.policy
+    totals[PRIORITY_BLOCKS] = rules.priority_blocks
+    totals[UNHASHED_LAST] = rules.unhashed_last
+    totals[MERGE_DUPLICATES] = rules.merge_duplicates
+    totals[HAS_TTL] = rules.has_ttl
+    _blank_totals(totals)
+    ordered = 1 if rules.policy == LRU else capacity
+    return Pool(
+        totals=totals,
+        segments=np.zeros((capacity, 9), np.int32),
+        order=np.empty((ordered, 2), np.int64),
+        stamps=np.zeros(capacity if rules.has_ttl else 1, np.float64),
+        heap=np.empty(ordered, np.int32),
+        ids=np.full((ids, 2), NONE, np.int32),
+        holds=np.empty((holds, 3), np.int32),
+        served=np.tile(np.array([NONE, 0, 0], np.int32), (requests, 1)),
+        scratch=np.empty((longest + 1, 3), np.int32),
+    )
+
+
+@njit
+def _blank_totals(totals: Longs) -> None:
+    """Every block blank, no segment and no hold made yet. Mutates."""
+    totals[BLANK:POLICY] = 0
+    totals[BLANK] = totals[CAPACITY]
     totals[QUEUE_HEAD] = NONE
     totals[QUEUE_TAIL] = NONE
     totals[SEGMENT_FREE] = NONE
     totals[HOLD_FREE] = NONE
-    return Pool(
-        totals,
-        np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
-        np.full(ids, NONE, np.int32),
-        np.full(ids, NONE, np.int32),
-        np.empty(holds, np.int32),
-        np.empty(holds, np.int32),
-        np.empty(holds, np.int32),
-        np.full(requests, NONE, np.int32),
-        np.zeros(requests, np.int32),
-        np.zeros(requests, np.int32),
-        np.empty(longest + 1, np.int32),
-        np.empty(longest + 1, np.int32),
-        np.empty(longest + 1, np.int32),
-    )
 
 
 @njit
@@ -77,21 +120,14 @@ def blank_again(pool: Pool, chains: Chains, requests: Ints) -> None:
 
     Touches only their ids: making a new pool per replica would cost fleets of many replicas and ids more than the replay.
     """
-    capacity = pool.totals[CAPACITY]
-    pool.totals[:] = 0
-    pool.totals[CAPACITY] = capacity
-    pool.totals[BLANK] = capacity
-    pool.totals[QUEUE_HEAD] = NONE
-    pool.totals[QUEUE_TAIL] = NONE
-    pool.totals[SEGMENT_FREE] = NONE
-    pool.totals[HOLD_FREE] = NONE
+    _blank_totals(pool.totals)
     for place in range(requests.shape[0]):
         request = requests[place]
         for block in range(chains.offsets[request], chains.offsets[request + 1]):
-            pool.id_head[chains.block_ids[block]] = NONE
-            pool.id_tail[chains.block_ids[block]] = NONE
-        pool.id_head[chains.private_id + request] = NONE
-        pool.id_tail[chains.private_id + request] = NONE
+            pool.ids[chains.block_ids[block], FIRST_COPY] = NONE
+            pool.ids[chains.block_ids[block], LAST_COPY] = NONE
+        pool.ids[chains.private_id + request, FIRST_COPY] = NONE
+        pool.ids[chains.private_id + request, LAST_COPY] = NONE
 
 
 @njit
@@ -104,19 +140,19 @@ def free_blocks(pool: Pool) -> int:
 def covering(pool: Pool, key: int, block: int) -> tuple[int, int]:
     """The segment whose copy of `block` of id `key` was registered first, and up to which block that stays so.
 
-    Returns (NONE, 0) where the block is not resident.
+    Where the block is not resident: NONE, and up to which block that stays so.
     """
-    limit = 2**31 - 1
-    segment = pool.id_head[key]
+    limit = _FAR
+    segment = pool.ids[key, FIRST_COPY]
     while segment != NONE:
-        start = pool.segment_start[segment]
-        end = start + pool.segment_count[segment]
+        start = pool.segments[segment, START]
+        end = start + pool.segments[segment, BLOCKS]
         if start <= block < end:
             return segment, min(end, limit)
         if start > block:
             limit = min(limit, start)  # an older copy takes over there
-        segment = pool.id_next[segment]
-    return NONE, 0
+        segment = pool.segments[segment, ID_NEXT]
+    return NONE, limit
 
 
 @njit
@@ -134,8 +170,8 @@ def lookup(pool: Pool, chains: Chains, request: int, most: int) -> tuple[int, in
             break
         count = min(end, length) - block
         count = min(count, most - matched)
-        pool.hit_segment[parts] = segment
-        pool.hit_count[parts] = count
+        pool.scratch[parts, HIT_SEGMENT] = segment
+        pool.scratch[parts, HIT_BLOCKS] = count
         parts += 1
         matched += count
     return parts, matched
@@ -145,10 +181,10 @@ def lookup(pool: Pool, chains: Chains, request: int, most: int) -> tuple[int, in
 def shorten(pool: Pool, parts: int, blocks: int, wanted: int) -> int:
     """Give matched blocks back until `wanted` are left; returns the parts. Works on the lookup's scratch only."""
     while blocks > wanted:
-        given = min(blocks - wanted, pool.hit_count[parts - 1])
-        pool.hit_count[parts - 1] -= given
+        given = min(blocks - wanted, pool.scratch[parts - 1, HIT_BLOCKS])
+        pool.scratch[parts - 1, HIT_BLOCKS] -= given
         blocks -= given
-        if pool.hit_count[parts - 1] == 0:
+        if pool.scratch[parts - 1, HIT_BLOCKS] == 0:
             parts -= 1
     return parts
 
@@ -158,8 +194,8 @@ def unheld_hits(pool: Pool, parts: int) -> int:
     """Of the blocks that the last lookup found, how many nobody holds: a hit takes them out of the free blocks."""
     blocks = 0
     for part in range(parts):
-        if pool.segment_refs[pool.hit_segment[part]] == 0:
-            blocks += pool.hit_count[part]
+        if pool.segments[pool.scratch[part, HIT_SEGMENT], REFS] == 0:
+            blocks += pool.scratch[part, HIT_BLOCKS]
     return blocks
 
 
@@ -168,158 +204,174 @@ def touch(pool: Pool, chains: Chains, request: int, parts: int) -> None:
     """Hold what the last lookup found. Mutates; splits segments that are hit in part."""
     blocks = 0
     for part in range(parts):
-        count = pool.hit_count[part]
+        count = pool.scratch[part, HIT_BLOCKS]
         _, block, _ = locate(chains, request, blocks)
-        segment = pool.hit_segment[part]
-        while block >= pool.segment_start[segment] + pool.segment_count[segment]:
-            segment = pool.sibling[segment]  # an earlier part of this hit has just split it
-        if pool.segment_start[segment] < block:
-            # The part begins inside the segment: an older copy covers what stands before.
-            segment = split(pool, segment, block - pool.segment_start[segment])
-        if pool.segment_count[segment] > count:
-            split(pool, segment, count)
-        if pool.segment_refs[segment] == 0:
-            leave_queue(pool, segment)
-            pool.totals[CACHED] -= count
-        pool.segment_refs[segment] += 1
-        push_hold(pool, request, segment, count)
+        segment = pool.scratch[part, HIT_SEGMENT]
+        while block >= pool.segments[segment, START] + pool.segments[segment, BLOCKS]:
+            segment = pool.segments[segment, SIBLING]  # an earlier part of this hit has just split it
+        hold(pool, request, segment, block, count)
         blocks += count
-    pool.request_blocks[request] = blocks
-    pool.request_registered[request] = blocks
+    pool.served[request, HAS_BLOCKS] = blocks
+    pool.served[request, HAS_REGISTERED] = blocks
+
+
+@inlined
+def hold(pool: Pool, request: int, segment: int, block: int, count: int) -> None:
+    """Hold `count` blocks of a segment, from its id's `block` on. Mutates; splits it where that is a part."""
+    if pool.segments[segment, START] < block:
+        # The part begins inside the segment: an older copy covers what stands before.
+        segment = split(pool, segment, block - pool.segments[segment, START])
+    if pool.segments[segment, BLOCKS] > count:
+        split(pool, segment, count)
+    if pool.segments[segment, REFS] == 0:
+        leave_queue(pool, segment)
+        pool.totals[CACHED] -= count
+    pool.segments[segment, REFS] += 1
+    if pool.totals[POLICY] == LFU:
+        pool.order[segment, TAG] += 1
+    push_hold(pool, request, segment, count)
 
 
 @njit
 def split(pool: Pool, segment: int, count: int) -> int:
     """Cut a segment after `count` blocks and return the rest, in the same state and place. Mutates."""
     rest = new_segment(pool)
-    pool.segment_id[rest] = pool.segment_id[segment]
-    pool.segment_start[rest] = pool.segment_start[segment] + count
-    pool.segment_count[rest] = pool.segment_count[segment] - count
-    pool.segment_refs[rest] = pool.segment_refs[segment]
-    pool.segment_count[segment] = count
-    pool.sibling[rest] = pool.sibling[segment]
-    pool.sibling[segment] = rest
-    after = pool.id_next[segment]
-    pool.id_next[segment] = rest
-    pool.id_prev[rest] = segment
-    pool.id_next[rest] = after
+    pool.segments[rest, ID] = pool.segments[segment, ID]
+    pool.segments[rest, START] = pool.segments[segment, START] + count
+    pool.segments[rest, BLOCKS] = pool.segments[segment, BLOCKS] - count
+    pool.segments[rest, REFS] = pool.segments[segment, REFS]
+    pool.segments[segment, BLOCKS] = count
+    pool.segments[rest, SIBLING] = pool.segments[segment, SIBLING]
+    pool.segments[segment, SIBLING] = rest
+    after = pool.segments[segment, ID_NEXT]
+    pool.segments[segment, ID_NEXT] = rest
+    pool.segments[rest, ID_PREVIOUS] = segment
+    pool.segments[rest, ID_NEXT] = after
     if after == NONE:
-        pool.id_tail[pool.segment_id[segment]] = rest
+        pool.ids[pool.segments[segment, ID], LAST_COPY] = rest
     else:
-        pool.id_prev[after] = rest
-    if pool.segment_refs[rest] == 0:  # the end of a prefix is evicted before its beginning
-        before = pool.queue_prev[segment]
-        pool.queue_prev[rest] = before
-        pool.queue_next[rest] = segment
-        pool.queue_prev[segment] = rest
-        if before == NONE:
-            pool.totals[QUEUE_HEAD] = rest
-        else:
-            pool.queue_next[before] = rest
+        pool.segments[after, ID_PREVIOUS] = rest
+    if pool.totals[POLICY] != LRU or pool.totals[HAS_TTL] != 0:
+        tag_part(pool, segment, rest)
+    if pool.segments[rest, REFS] == 0:
+        part_in_queue(pool, segment, rest)
     return rest
 
 
 @njit
-def allocate(pool: Pool, request: int, blocks: int) -> None:
+def allocate(pool: Pool, request: int, blocks: int, decode: bool) -> None:
     """Give a request `blocks` more blocks: blank ones first, then evicting. Mutates; the caller checked free_blocks."""
     blank = min(blocks, pool.totals[BLANK])
     pool.totals[BLANK] -= blank
-    pool.request_blocks[request] += blocks
-    missing = blocks - blank
-    while missing > 0:
-        segment = pool.totals[QUEUE_HEAD]
-        taken = min(missing, pool.segment_count[segment])
-        missing -= taken
-        pool.segment_count[segment] -= taken
-        if pool.segment_id[segment] == NONE:
-            pool.totals[UNHASHED] -= taken
-        else:
-            pool.totals[CACHED] -= taken
-            pool.totals[EVICTED] += taken
-        if pool.segment_count[segment] == 0:
-            leave_queue(pool, segment)
-            if pool.segment_id[segment] != NONE:
-                forget(pool, segment)
-            pool.id_next[segment] = pool.totals[SEGMENT_FREE]
-            pool.totals[SEGMENT_FREE] = segment
+    pool.served[request, HAS_BLOCKS] += blocks
+    if blocks > blank:
+        take(pool, blocks - blank, decode)
 
 
 @njit
-def register(pool: Pool, chains: Chains, request: int, full: int) -> None:
-    """Make a request's first `full` blocks hittable (those that aren't yet). Mutates."""
-    while pool.request_registered[request] < full:
-        done = pool.request_registered[request]
-        key, block, length = locate(chains, request, done)
-        count = min(length - block, full - done)
-        pool.request_registered[request] = done + count
-        top = pool.request_holds[request]
+def merge(pool: Pool, request: int, key: int, place: int, count: int) -> tuple[bool, int]:
+    """Hold the resident copy of `count` blocks of an id instead of the request's own, which become blank. Mutates.
+
+    Returns whether there is one, and for how many of the blocks that is so.
+    """
+    segment, end = covering(pool, key, place)
+    count = min(count, end - place)
+    if segment == NONE:
+        return False, count
+    hold(pool, request, segment, place, count)
+    pool.totals[BLANK] += count
+    return True, count
+
+
+@njit
+def register(pool: Pool, chains: Chains, request: int, full: int, now_s: float) -> None:
+    """Make a request's first `full` blocks hittable, those that aren't yet. Mutates; it holds at least so many."""
+    first = block = pool.served[request, HAS_REGISTERED]
+    pool.served[request, HAS_REGISTERED] = full
+    while block < full:
+        key, place, length = locate(chains, request, block)
+        count = min(full - block, length - place)
+        if pool.totals[POLICY] == PREFIX_PRIORITY and block < pool.totals[PRIORITY_BLOCKS]:
+            count = min(count, pool.totals[PRIORITY_BLOCKS] - block)
+        if pool.totals[MERGE_DUPLICATES]:
+            merged, count = merge(pool, request, key, place, count)
+            if merged:
+                block += count
+                continue
+        block += count
+        top = pool.served[request, TOP_HOLD]
         if top != NONE:
-            segment = pool.hold_segment[top]
+            segment = pool.holds[top, HELD_FROM]
             continues = (
-                pool.segment_id[segment] == key
-                and pool.segment_start[segment] + pool.segment_count[segment] == block
-                and pool.segment_refs[segment] == 1
-                and pool.hold_count[top] == pool.segment_count[segment]
-                and pool.id_tail[key] == segment  # no copy was registered since
+                pool.segments[segment, ID] == key
+                and pool.segments[segment, START] + pool.segments[segment, BLOCKS] == place
+                and pool.segments[segment, REFS] == 1
+                and pool.holds[top, HELD_BLOCKS] == pool.segments[segment, BLOCKS]
+                and pool.ids[key, LAST_COPY] == segment  # no copy was registered since
+                and (pool.totals[POLICY] == LRU or grows(pool, segment, block - count))
             )
             if continues:
-                pool.segment_count[segment] += count
-                pool.hold_count[top] += count
+                pool.segments[segment, BLOCKS] += count
+                pool.holds[top, HELD_BLOCKS] += count
                 continue
         segment = new_segment(pool)
-        pool.segment_id[segment] = key
-        pool.segment_start[segment] = block
-        pool.segment_count[segment] = count
-        pool.segment_refs[segment] = 1
-        pool.sibling[segment] = NONE
-        tail = pool.id_tail[key]
-        pool.id_prev[segment] = tail
-        pool.id_next[segment] = NONE
-        pool.id_tail[key] = segment
+        pool.segments[segment, ID] = key
+        pool.segments[segment, START] = place
+        pool.segments[segment, BLOCKS] = count
+        pool.segments[segment, REFS] = 1
+        pool.segments[segment, SIBLING] = NONE
+        tail = pool.ids[key, LAST_COPY]
+        pool.segments[segment, ID_PREVIOUS] = tail
+        pool.segments[segment, ID_NEXT] = NONE
+        pool.ids[key, LAST_COPY] = segment
         if tail == NONE:
-            pool.id_head[key] = segment
+            pool.ids[key, FIRST_COPY] = segment
         else:
-            pool.id_next[tail] = segment
+            pool.segments[tail, ID_NEXT] = segment
+        if pool.totals[POLICY] != LRU:
+            tag_new(pool, segment, block - count, full - block, now_s)
         push_hold(pool, request, segment, count)
+    if pool.totals[POLICY] == FIFO:
+        pool.totals[SEQUENCE] += full - first
 
 
 @njit
-def release(pool: Pool, request: int, unhashed_last: bool) -> None:
+def release(pool: Pool, request: int, now_s: float) -> None:
     """Let go of all of a request's blocks, last first. Mutates.
 
     Its unregistered blocks become blank, or with `unhashed_last` queue up behind the cached ones.
     """
-    unhashed = pool.request_blocks[request] - pool.request_registered[request]
-    if unhashed_last and unhashed > 0:
+    unhashed = pool.served[request, HAS_BLOCKS] - pool.served[request, HAS_REGISTERED]
+    if pool.totals[UNHASHED_LAST] and unhashed > 0:
         segment = new_segment(pool)
-        pool.segment_id[segment] = NONE
-        pool.segment_count[segment] = unhashed
-        pool.segment_refs[segment] = 0
-        join_queue(pool, segment)
+        pool.segments[segment, ID] = NONE
+        pool.segments[segment, BLOCKS] = unhashed
+        pool.segments[segment, REFS] = 0
+        join_queue(pool, segment, now_s)
         pool.totals[UNHASHED] += unhashed
     else:
         pool.totals[BLANK] += unhashed
-    pool.request_blocks[request] = 0
-    pool.request_registered[request] = 0
-    hold = pool.request_holds[request]
-    pool.request_holds[request] = NONE
-    while hold != NONE:
+    pool.served[request, HAS_BLOCKS] = 0
+    pool.served[request, HAS_REGISTERED] = 0
+    top = pool.served[request, TOP_HOLD]
+    pool.served[request, TOP_HOLD] = NONE
+    while top != NONE:
         parts = 0
         covered = 0
-        segment = pool.hold_segment[hold]
-        while covered < pool.hold_count[hold]:
-            pool.stack[parts] = segment
+        segment = pool.holds[top, HELD_FROM]
+        while covered < pool.holds[top, HELD_BLOCKS]:
+            pool.scratch[parts, STACK] = segment
             parts += 1
-            covered += pool.segment_count[segment]
-            segment = pool.sibling[segment]
+            covered += pool.segments[segment, BLOCKS]
+            segment = pool.segments[segment, SIBLING]
         while parts > 0:
             parts -= 1
-            segment = pool.stack[parts]
-            pool.segment_refs[segment] -= 1
-            if pool.segment_refs[segment] == 0:
-                join_queue(pool, segment)
-                pool.totals[CACHED] += pool.segment_count[segment]
-        following = pool.hold_next[hold]
-        pool.hold_next[hold] = pool.totals[HOLD_FREE]
-        pool.totals[HOLD_FREE] = hold
-        hold = following
+            segment = pool.scratch[parts, STACK]
+            pool.segments[segment, REFS] -= 1
+            if pool.segments[segment, REFS] == 0:
+                join_queue(pool, segment, now_s)
+                pool.totals[CACHED] += pool.segments[segment, BLOCKS]
+        following = pool.holds[top, BELOW]
+        pool.holds[top, BELOW] = pool.totals[HOLD_FREE]
+        pool.totals[HOLD_FREE] = top
+        top = following

@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 from pipeline.jit import inlined, njit
 from pipeline.replay.chains import Chains
 from pipeline.replay.pool import allocate, free_blocks, lookup, register, release, shorten, touch, unheld_hits
-from pipeline.replay.segments import Pool
+from pipeline.replay.segments import HAS_BLOCKS, HAS_REGISTERED, Pool
+from pipeline.replay.steps import StepLog, note_silent
+from pipeline.replay.waiting import (
+    COUNT,
+    LONGEST_PREFIX,
+    PRIORITY,
+    Waiting,
+    pop_waiting,
+    push_waiting_first,
+    sort_by_prefix,
+    waiting_head,
+)
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -32,7 +43,7 @@ class Settings(NamedTuple):
     hit_alignment_blocks: int  # a hit is a multiple of this
     visible: int  # when a full block can be hit: VISIBLE_SCHEDULED, VISIBLE_STEP, VISIBLE_FINISH
     cache_decode_blocks: bool  # blocks with generated tokens are registered too
-    unhashed_last: bool  # unregistered freed blocks are taken after the cached ones freed before them
+    ttl_s: float  # how long a free cached block lives; infinite = until it is taken
     long_prefill_token_threshold: int  # most tokens of one request in one step; 0 = no limit
     draft_tokens: int  # k; 0 = no speculation
     lookahead_tokens: int  # slots allocated beyond a request's scheduled tokens
@@ -55,6 +66,9 @@ class Requests(NamedTuple):
     emitted: Ints
     has_drafts: NDArray[np.bool_]
     lost: Ints  # tokens that were computed when it was preempted
+    first_step: Ints  # step that emitted its first token
+    silent_steps: Ints  # steps since in which it emitted nothing
+    silent_from: Ints  # step in which it was preempted
     target_mark: Floats  # the replica's running sums at the last mark, see engine.py
     draft_mark: Floats
     # What the replay reports. Times in seconds; NaN where it never came to it.
@@ -65,35 +79,37 @@ class Requests(NamedTuple):
     decode_draft_s: Floats
     decode_target_s: Floats
     hit_tokens: Ints
+    rehit_tokens: Ints
     recomputed_tokens: Ints
     preemptions: Ints
+    chunk_steps: Ints
     emitting_steps: Ints
+    itl_max_s: Floats
+    itl_p99_s: Floats
     spec_steps: Ints
     draft_tokens: Ints
     accepted_tokens: Ints
     trimmed_tokens: Ints
 
 
-class Queues(NamedTuple):
-    """Who waits and who runs, and what the present step does with each running one."""
+class Running(NamedTuple):
+    """Who runs, and what the present step does with each."""
 
-    counts: NDArray[np.int64]  # [4] indexed by the constants below
-    waiting: Ints  # ring buffer
-    running: Ints  # in order of admission; the first SCHEDULED are in this step
-    tokens: Ints  # of each running one: query tokens in this step
+    counts: NDArray[np.int64]  # [2] indexed by the constants below
+    requests: Ints  # in order of admission; the first SCHEDULED are in this step
+    tokens: Ints  # of each: query tokens in this step
     drafts: Ints  # of these, drafts
 
 
-WAITING_HEAD, WAITING_COUNT, RUNNING_COUNT, SCHEDULED = range(4)
+RUNNING_COUNT, SCHEDULED = range(2)
 
 
-def new_queues(requests: int, max_sequences: int) -> Queues:
-    """Empty queues for so many requests."""
+def new_running(requests: int, max_sequences: int) -> Running:
+    """Nobody, and room for so many."""
     places = max(1, min(requests, max_sequences))
-    return Queues(
-        counts=np.zeros(4, np.int64),
-        waiting=np.empty(max(requests, 1), np.int32),
-        running=np.empty(places, np.int32),
+    return Running(
+        counts=np.zeros(2, np.int64),
+        requests=np.empty(places, np.int32),
         tokens=np.zeros(places, np.int32),
         drafts=np.zeros(places, np.int32),
     )
@@ -111,33 +127,10 @@ class Batch(NamedTuple):
     prefill_context: int
     decode_pairs: int
     decode_context: int
+    drafts: int
     hit_tokens: int
+    rehit_tokens: int
     preemptions: int
-
-
-@njit
-def push_waiting(queues: Queues, request: int) -> None:
-    """To the tail of the queue. Mutates."""
-    size = queues.waiting.shape[0]
-    queues.waiting[(queues.counts[WAITING_HEAD] + queues.counts[WAITING_COUNT]) % size] = request
-    queues.counts[WAITING_COUNT] += 1
-
-
-@njit
-def push_waiting_first(queues: Queues, request: int) -> None:
-    """To the head of the queue. Mutates."""
-    size = queues.waiting.shape[0]
-    head = (queues.counts[WAITING_HEAD] - 1) % size
-    queues.counts[WAITING_HEAD] = head
-    queues.waiting[head] = request
-    queues.counts[WAITING_COUNT] += 1
-
-
-@njit
-def pop_waiting(queues: Queues) -> None:
-    """Drop the head of the queue. Mutates."""
-    queues.counts[WAITING_HEAD] = (queues.counts[WAITING_HEAD] + 1) % queues.waiting.shape[0]
-    queues.counts[WAITING_COUNT] -= 1
 
 
 @njit
@@ -148,23 +141,56 @@ def blocks_for(tokens: int, settings: Settings) -> int:
 
 @njit
 def register_final(
-    settings: Settings, pool: Pool, chains: Chains, requests: Requests, request: int, final: int
+    settings: Settings, pool: Pool, chains: Chains, requests: Requests, request: int, final: int, now_s: float
 ) -> None:
     """Make a request's full blocks hittable, as far as its first `final` tokens go. Mutates."""
     if not settings.cache_decode_blocks:
         final = min(final, requests.input_tokens[request])
-    if final >= (pool.request_registered[request] + 1) * settings.block_tokens:
-        register(pool, chains, request, final // settings.block_tokens)
+    if final >= (pool.served[request, HAS_REGISTERED] + 1) * settings.block_tokens:
+        register(pool, chains, request, final // settings.block_tokens, now_s)
+
+
+@njit
+def decodes(requests: Requests, request: int) -> bool:
+    """Whether its row is a decode row: one token besides drafts, and something was emitted before."""
+    pending = requests.input_tokens[request] + requests.emitted[request] - requests.computed[request]
+    return bool(pending == 1 and requests.emitted[request] > 0)
+
+
+@njit
+def choose_victim(waiting: Waiting, running: Running) -> int:
+    """The place of the running request that is preempted next: admitted last, or of the lowest priority."""
+    last = running.counts[RUNNING_COUNT] - 1
+    if waiting.order != PRIORITY:
+        return last
+    worst = last
+    for place in range(last):
+        if waiting.rank[running.requests[place]] > waiting.rank[running.requests[worst]]:
+            worst = place
+    return worst
 
 
 @njit
 def preempt(
-    settings: Settings, pool: Pool, requests: Requests, queues: Queues, target_sum: float, draft_sum: float
-) -> int:
-    """Stop the most recently admitted request, to be recomputed; it returns to the head of the queue. Mutates."""
-    queues.counts[RUNNING_COUNT] -= 1
-    victim = queues.running[queues.counts[RUNNING_COUNT]]
-    release(pool, victim, settings.unhashed_last)
+    pool: Pool,
+    requests: Requests,
+    waiting: Waiting,
+    running: Running,
+    place: int,
+    step: int,
+    now_s: float,
+    target_sum: float,
+    draft_sum: float,
+) -> None:
+    """Stop the running request at `place`, to be recomputed; it returns to the waiting queue. Mutates."""
+    victim = running.requests[place]
+    last = running.counts[RUNNING_COUNT] - 1
+    running.counts[RUNNING_COUNT] = last
+    for after in range(place, last):
+        running.requests[after] = running.requests[after + 1]
+        running.tokens[after] = running.tokens[after + 1]
+        running.drafts[after] = running.drafts[after + 1]
+    release(pool, victim, now_s)
     if requests.emitted[victim] > 0:
         requests.decode_target_s[victim] += target_sum - requests.target_mark[victim]
         requests.decode_draft_s[victim] += draft_sum - requests.draft_mark[victim]
@@ -172,8 +198,8 @@ def preempt(
     requests.computed[victim] = 0
     requests.has_drafts[victim] = False
     requests.preemptions[victim] += 1
-    push_waiting_first(queues, victim)
-    return victim
+    requests.silent_from[victim] = step
+    push_waiting_first(waiting, victim)
 
 
 @inlined
@@ -182,23 +208,26 @@ def schedule(
     pool: Pool,
     chains: Chains,
     requests: Requests,
-    queues: Queues,
+    waiting: Waiting,
+    running: Running,
+    log: StepLog,
+    step: int,
     now_s: float,
     target_sum: float,
     draft_sum: float,
 ) -> Batch:
-    """Decide one step. Mutates pool, requests and queues; returns what the cost model needs to know."""
+    """Decide step number `step`. Mutates all but settings and chains; returns what the cost model needs to know."""
     budget = settings.max_batched_tokens
     prefill_tokens = decode_tokens = drafts_scheduled = 0
     prefill_pairs = prefill_context = decode_pairs = decode_context = 0
-    hit_tokens = preemptions = 0
+    hit_tokens = rehit_tokens = preemptions = 0
     threshold = settings.long_prefill_token_threshold if settings.long_prefill_token_threshold > 0 else budget
     register_now = settings.prefix_caching and settings.visible == VISIBLE_SCHEDULED
 
     # Running requests, in order of admission.
     place = 0
-    while place < queues.counts[RUNNING_COUNT] and budget > 0:
-        request = queues.running[place]
+    while place < running.counts[RUNNING_COUNT] and budget > 0:
+        request = running.requests[place]
         computed = requests.computed[request]
         total = requests.input_tokens[request] + requests.emitted[request]
         pending = total - computed
@@ -207,23 +236,41 @@ def schedule(
         # Most steps stay inside the blocks that are there; multiplying finds that out without two divisions per row.
         block_tokens = settings.block_tokens
         slots = min(computed + tokens + settings.lookahead_tokens, settings.max_model_len)
-        if slots > pool.request_blocks[request] * block_tokens:
-            needed = blocks_for(slots, settings) - pool.request_blocks[request]
+        if slots > pool.served[request, HAS_BLOCKS] * block_tokens:
+            needed = blocks_for(slots, settings) - pool.served[request, HAS_BLOCKS]
             preempted_itself = False
             while needed > free_blocks(pool):
-                victim = preempt(settings, pool, requests, queues, target_sum, draft_sum)
+                victim_place = choose_victim(waiting, running)
+                if victim_place < place:  # take its row back
+                    victim = running.requests[victim_place]
+                    taken = running.tokens[victim_place]
+                    before = requests.computed[victim]
+                    budget += taken
+                    drafts_scheduled -= running.drafts[victim_place]
+                    pairs = taken * np.int64(before) + (taken * (taken + 1)) // 2
+                    if decodes(requests, victim):
+                        decode_tokens -= taken
+                        decode_pairs -= pairs
+                        decode_context -= before + taken
+                    else:
+                        prefill_tokens -= taken
+                        prefill_pairs -= pairs
+                        prefill_context -= before + taken
+                preempt(pool, requests, waiting, running, victim_place, step, now_s, target_sum, draft_sum)
                 preemptions += 1
-                if victim == request:
+                if victim_place == place:
                     preempted_itself = True
                     break
+                if victim_place < place:
+                    place -= 1
             if preempted_itself:
                 break
-            allocate(pool, request, needed)
+            allocate(pool, request, needed, pending == 1 and requests.emitted[request] > 0)
         if register_now:
-            register_final(settings, pool, chains, requests, request, min(computed + tokens, total))
+            register_final(settings, pool, chains, requests, request, min(computed + tokens, total), now_s)
         drafts = max(0, tokens - pending)
-        queues.tokens[place] = tokens
-        queues.drafts[place] = drafts
+        running.tokens[place] = tokens
+        running.drafts[place] = drafts
         budget -= tokens
         drafts_scheduled += drafts
         pairs = tokens * np.int64(computed) + (tokens * (tokens + 1)) // 2
@@ -237,10 +284,13 @@ def schedule(
             prefill_context += computed + tokens
         place += 1
 
-    # Waiting requests, first come first served.
+    # Waiting requests.
     if preemptions == 0:
-        while queues.counts[WAITING_COUNT] > 0 and budget > 0 and queues.counts[RUNNING_COUNT] < settings.max_sequences:
-            request = queues.waiting[queues.counts[WAITING_HEAD]]
+        room = budget > 0 and running.counts[RUNNING_COUNT] < settings.max_sequences
+        if waiting.order == LONGEST_PREFIX and settings.prefix_caching and room:
+            sort_by_prefix(waiting, pool, chains, requests.input_tokens, requests.emitted, settings.block_tokens)
+        while waiting.totals[COUNT] > 0 and budget > 0 and running.counts[RUNNING_COUNT] < settings.max_sequences:
+            request = waiting_head(waiting)
             total = requests.input_tokens[request] + requests.emitted[request]
             parts = blocks = 0
             if settings.prefix_caching:
@@ -261,25 +311,30 @@ def schedule(
             if must_fit + unheld_hits(pool, parts) > free_blocks(pool):
                 break
             touch(pool, chains, request, parts)
-            allocate(pool, request, needed)
+            allocate(pool, request, needed, pending == 1 and requests.emitted[request] > 0)
             if register_now:
-                register_final(settings, pool, chains, requests, request, computed + tokens)
-            pop_waiting(queues)
+                register_final(settings, pool, chains, requests, request, computed + tokens, now_s)
+            pop_waiting(waiting)
             requests.computed[request] = computed
             if np.isnan(requests.scheduled_s[request]):
                 requests.scheduled_s[request] = now_s
                 requests.hit_tokens[request] = computed
                 hit_tokens += computed
             else:
+                requests.rehit_tokens[request] += computed
+                rehit_tokens += computed
                 requests.recomputed_tokens[request] += max(0, requests.lost[request] - computed)
+                if requests.emitted[request] > 0 and step > requests.silent_from[request]:
+                    note_silent(log, request, requests.silent_from[request], step - 1)
+                    requests.silent_steps[request] += step - requests.silent_from[request]
                 requests.lost[request] = 0
                 requests.target_mark[request] = target_sum
                 requests.draft_mark[request] = draft_sum
-            place = queues.counts[RUNNING_COUNT]
-            queues.running[place] = request
-            queues.tokens[place] = tokens
-            queues.drafts[place] = 0
-            queues.counts[RUNNING_COUNT] += 1
+            place = running.counts[RUNNING_COUNT]
+            running.requests[place] = request
+            running.tokens[place] = tokens
+            running.drafts[place] = 0
+            running.counts[RUNNING_COUNT] += 1
             budget -= tokens
             pairs = tokens * np.int64(computed) + (tokens * (tokens + 1)) // 2
             if pending == 1 and requests.emitted[request] > 0:
@@ -292,7 +347,7 @@ def schedule(
                 prefill_context += computed + tokens
             place += 1
 
-    queues.counts[SCHEDULED] = place
+    running.counts[SCHEDULED] = place
     return Batch(
         prefill_tokens + decode_tokens,
         place,
@@ -303,6 +358,8 @@ def schedule(
         prefill_context,
         decode_pairs,
         decode_context,
+        drafts_scheduled,
         hit_tokens,
+        rehit_tokens,
         preemptions,
     )

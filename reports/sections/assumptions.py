@@ -34,8 +34,7 @@ DEFINITIONS = (
 
 LIMITS = (
     "Network, tokenisation and detokenisation are not modelled.",
-    "Reuse inside a trace block of different ids, and of generated tokens by later turns, is not known from the trace and counts as none: "
-    "a lower bound.",
+    "Reuse inside a trace block of different ids is not known from the trace and counts as none: a lower bound.",
     "Output lengths are the log's: speculation and caching change when tokens come, never which.",
     "Arrivals are open loop: a user who gets an answer sooner does not ask again sooner.",
     "This version has no sections on speculation by load (5), capacity (7), who benefits (9) and sensitivity (10).",
@@ -65,6 +64,7 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
         for each in scenarios
         if each.settings["draft_tokens"]
     ]  # fmt: skip
+    blocks += [Note(text, level) for text, level in _replayed(scenarios)]
     blocks.append(_memory(scenarios))
     if ingest is None:
         finding = "Data quality: not known, the trace came without the account of its ingest"
@@ -103,6 +103,42 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
     )
     blocks += [Note(text) for text in LIMITS]
     return Section(12, "Assumptions and data", finding, blocks)
+
+
+def _replayed(scenarios: list[ScenarioMetrics]) -> list[tuple[str, str]]:
+    """What the replay did with the trace that a reader must know, and how strongly to say it."""
+    notes: list[tuple[str, str]] = []
+    warm = {each.settings["warmup_s"] for each in scenarios}
+    if warm != {0.0}:
+        longest = max(warm)
+        notes.append(
+            (
+                f"Requests of the trace's first {number(longest)} s were replayed but not measured (warm-up); the charts over time "
+                "and the totals of evictions and GPU time show them.",
+                "plain",
+            )
+        )
+    caching = [each for each in scenarios if each.settings["prefix_caching"]]
+    inferring = [each for each in caching if each.settings["turns_with_reply"]]
+    if inferring:
+        names = ", ".join(f"“{each.name}”" for each in inferring)
+        turns = count(inferring[0].settings["turns_with_reply"])
+        notes.append(
+            (
+                f"In {names} the next turn of a session can hit the reply before it. Which blocks a reply filled is inferred from the "
+                f"next turn's prompt, for {turns} requests; the log does not say it.",
+                "warning",
+            )
+        )
+    elif caching:
+        notes.append(
+            (
+                "Generated tokens are never hit by later turns here: the trace names no sessions, or none whose next turn repeats the "
+                "reply. An engine would hit them: reuse is a lower bound.",
+                "plain",
+            )
+        )
+    return notes
 
 
 def _memory(scenarios: list[ScenarioMetrics]) -> Table:

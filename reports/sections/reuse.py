@@ -65,16 +65,28 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
             "evictions",
             [
                 ("scenario", "scenario", str),
-                ("cached blocks evicted", "evicted_blocks", count),
-                ("tokens evicted", "evicted_tokens", count),
+                ("cached blocks evicted for prompts", "evicted_prefill_blocks", count),
+                ("for decoding", "evicted_decode_blocks", count),
+                ("expired", "expired_blocks", count),
+                ("tokens evicted or expired", "evicted_tokens", count),
                 ("preemptions", "preemptions", count),
                 ("tokens computed by prefill", "prefill_tokens", count),
                 ("of these, again after a preemption", "recomputed_tokens", count),
             ],
             warehouse.rows("evictions"),
-            caption="Evictions per seed. One cause exists in this model: room for another request's blocks.",
+            caption="Cached blocks lost per seed, by cause: room for a prompt's blocks, room for a decoding request's, or the end of "
+            "their time to live (prefix_cache.ttl_s).",
         )
     )
+    inferred = [row for row in got if row["inferred_ratio"]]
+    blocks += [
+        Note(
+            f"{row['scenario']}: {percent(row['inferred_ratio'])} of prompt tokens were hit on replies of the turn before; which "
+            "blocks these are is inferred. The ceiling counts prompts only, so such hits come on top of it.",
+            "warning",
+        )
+        for row in inferred
+    ]
     blocks.append(Note("Not in this version: reuse by tier, and the price of isolation per tenant or user."))
     return Section(4, "Reuse", finding, blocks)
 

@@ -1,6 +1,6 @@
 -- Grain: one row per scenario and seed. Times in ms unless named _s; ratios are sums over sums; percentiles are exact
 -- (linear interpolation) over completed requests. goodput_rps: completed requests within every service level, per second of
--- the run's span (first arrival to last finish). meets_slo: of all requests, refused ones included, at least the study's
+-- the measured span (from the first arrival, or the end of the warm-up, to the last finish). meets_slo: of all requests, refused ones included, at least the study's
 -- percentile is within each limit. hit_tokens is null where the trace doesn't tell prefixes apart.
 WITH limits AS (
     SELECT
@@ -18,7 +18,7 @@ per_seed AS (
         count(*) FILTER (status = 'completed') AS completed,
         count(*) FILTER (status = 'refused') AS refused,
         count(*) FILTER (clipped) AS clipped,
-        max(arrival_s + e2e_ms / 1000) AS span_s,
+        max(arrival_s + e2e_ms / 1000) - any_value(warmup_end_s) AS span_s,
         sum(input_tokens) FILTER (status = 'completed') AS input_tokens,
         sum(output_tokens) AS output_tokens,
         CASE WHEN bool_and(hit_tokens IS NOT NULL OR status = 'refused') THEN sum(hit_tokens) END AS hit_tokens,
@@ -43,7 +43,8 @@ per_seed AS (
         sum(spec_steps) AS spec_steps,
         sum(draft_tokens) AS draft_tokens,
         sum(accepted_tokens) AS accepted_tokens
-    FROM outcomes, limits
+    FROM outcomes
+    JOIN (SELECT scenario, warmup_s / rate AS warmup_end_s FROM scenarios) USING (scenario), limits
     GROUP BY scenario, seed
 )
 SELECT

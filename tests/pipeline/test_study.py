@@ -219,7 +219,7 @@ def test_scenarios_that_cannot_run_say_why_before_anything_runs(small_trace, azu
     fails(CatalogError, r"study\.toml:odd: unknown GPU 'h100'; known: a100-80g", '[whatif.odd.fleet]\ngpu = "h100"\n')
     fails(
         StudyError,
-        r"both\.engine.block_tokens: block_tokens = 24 does not divide|block_tokens = 24 does not divide",
+        r"caching\.engine\.block_tokens: block_tokens = 24 neither divides",
         "[baseline.engine]\nblock_tokens = 24\n",
     )
     fails(

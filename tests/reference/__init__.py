@@ -7,7 +7,10 @@ reports, its luck. The pool is in `pool.py`, the engine in `engine.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from tests.reference.pool import Block
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 Key = tuple[object, ...]
 
 MASK = 2**64 - 1
+
+LPM_MOST_WAITING = 128  # with more, longest_prefix is fcfs
+LPM_SHARED_TOKENS = 32  # who would hit at most these waits for another that begins with the same ones
 
 
 def mix(value: int) -> int:
@@ -32,32 +38,36 @@ def uniform(seed: int, request: int, position: int) -> float:
 
 @dataclass
 class RequestSpec:
-    """One request of a trace; `block_ids` None = identity unknown."""
+    """One request of a trace; `block_ids` None = identity unknown. The ids name the first `named_tokens` tokens: None = the
+    prompt, or as much of it as there are ids for."""
 
     arrival_s: float
     input_tokens: int
     output_tokens: int
     block_ids: list[int] | None
+    priority: int = 0
+    named_tokens: int | None = None
 
 
 def block_keys(request: int, spec: RequestSpec, block_tokens: int, trace_block_tokens: int, tokens: int) -> list[Key]:
     """Keys of the full blocks among a request's first `tokens` tokens: as far as the trace names them, then its own."""
     b, t = block_tokens, trace_block_tokens
-    whole = spec.input_tokens // t
-    keys: list[Key] = []
-    if spec.block_ids is not None:
-        for block in spec.block_ids[:whole]:
-            keys += [("trace", block, j) for j in range(t // b)]
-        if len(spec.block_ids) > whole:  # the partial last block of the prompt has a name, too
-            inside = spec.input_tokens // b - len(keys)
-            keys += [("trace", spec.block_ids[whole], j) for j in range(inside)]
-    return keys + [("own", request, j) for j in range(len(keys), tokens // b)]
+    ids = spec.block_ids or []
+    named = spec.input_tokens if spec.named_tokens is None else spec.named_tokens
+    named = min(named, len(ids) * t)
+    keys: list[Key]
+    if t % b == 0:
+        keys = [("trace", ids[j * b // t], j * b % t // b) for j in range(named // b)]
+    else:  # ids name everything before them, so the last one in an engine block names all of it
+        keys = [("trace", ids[(j + 1) * b // t - 1]) for j in range(named // t * t // b)]
+    return (keys + [("own", request, j) for j in range(len(keys), tokens // b)])[: tokens // b]
 
 
 @dataclass
 class ReferenceConfig:
     """One engine, and how many of it. Without `draft_tokens`, k is the number of acceptance rates; without
-    `lookahead_tokens`, that many are k. `max_model_len` is M, resolved."""
+    `lookahead_tokens`, that many are k. `max_model_len` is M, resolved; `priority_blocks` the full blocks among the first
+    `priority_tokens` tokens."""
 
     replicas: int
     block_tokens: int
@@ -76,6 +86,13 @@ class ReferenceConfig:
     visible: str = "scheduled"
     cache_decode_blocks: bool = True
     unhashed_last: bool = False
+    scheduling: str = "fcfs"
+    lpm_most_waiting: int = LPM_MOST_WAITING
+    lpm_shared_tokens: int = LPM_SHARED_TOKENS
+    policy: str = "lru"
+    priority_blocks: int = 0
+    ttl_s: float | None = None
+    merge_duplicates: bool = False
     conditional_acceptance: tuple[float, ...] = ()
     seed: int = 1
     interval_s: float = 10.0
@@ -90,7 +107,12 @@ class ReferenceConfig:
 
     def check(self) -> None:
         """An engine that can run every request it accepts."""
-        assert self.trace_block_tokens % self.block_tokens == 0
+        b, t = self.block_tokens, self.trace_block_tokens
+        assert t % b == 0 or b % t == 0, "block sizes that don't divide each other"
+        assert self.scheduling in ("fcfs", "priority", "longest_prefix")
+        assert self.policy in ("lru", "fifo", "lfu", "prefix_priority")
+        assert self.policy == "lru" or not self.unhashed_last, "unhashed_last with a policy that is not lru"
+        assert self.policy in ("lru", "fifo") or self.ttl_s is None, "a time to live without a stamp"
         assert self.max_model_len <= self.pool_blocks * self.block_tokens, "M is more than the pool holds"
         assert min(self.replicas, self.max_batched_tokens, self.max_sequences, self.interval_s) > 0
         assert len(self.conditional_acceptance) >= self.k, "an acceptance rate for every draft"
@@ -119,9 +141,12 @@ class Request:
     decode_target_s: float = 0.0
     decode_draft_s: float = 0.0
     hit_tokens: int = 0
+    rehit_tokens: int = 0  # hit at readmissions
     recomputed_tokens: int = 0
     preemptions: int = 0
+    chunk_steps: int = 0
     emitting_steps: int = 0
+    emissions_s: list[float] = field(default_factory=list)
     spec_steps: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
@@ -131,6 +156,24 @@ class Request:
     @property
     def tokens(self) -> int:
         return self.spec.input_tokens + self.emitted
+
+    @property
+    def urgency(self) -> tuple[int, float, int]:
+        """What priority scheduling goes by: the smallest runs first, the greatest is preempted first."""
+        return self.spec.priority, self.spec.arrival_s, self.number
+
+    @property
+    def itl_s(self) -> list[float]:
+        """The gaps between consecutive emissions."""
+        return [after - before for before, after in pairwise(self.emissions_s)]
+
+    @property
+    def itl_max_s(self) -> float | None:
+        return max(self.itl_s, default=None)
+
+    @property
+    def itl_p99_s(self) -> float | None:
+        return float(np.percentile(self.itl_s, 99)) if self.itl_s else None
 
     def keys(self, config: ReferenceConfig) -> list[Key]:
         """Keys of all blocks that prompt and output can fill."""
@@ -142,9 +185,14 @@ class Request:
         assert self.emitted == self.output_tokens
         assert self.emitted == self.emitting_steps + self.accepted_tokens - self.trimmed_tokens
         assert self.accepted_tokens <= self.draft_tokens
+        assert len(self.emissions_s) == self.emitting_steps
+        assert all(gap > 0 for gap in self.itl_s), "two emissions at once"
+        assert self.preemptions or self.rehit_tokens == self.recomputed_tokens == 0
         if self.status == "refused":
             assert self.scheduled_s is self.first_token_s is self.finish_s is None
             return
+        assert self.hit_tokens < self.spec.input_tokens, "nothing left to compute"
+        assert (self.first_token_s, self.finish_s) == (self.emissions_s[0], self.emissions_s[-1])
         assert self.spec.arrival_s <= self.scheduled_s < self.first_token_s <= self.finish_s
         decode_s = self.finish_s - self.first_token_s
         assert self.decode_target_s + self.decode_draft_s <= decode_s + 1e-9 * (1 + self.finish_s)

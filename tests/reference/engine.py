@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from schemas.outcome import COMPONENTS
-from tests.reference import ReferenceConfig, Request, RequestSpec, uniform
+from tests.reference import Key, ReferenceConfig, Request, RequestSpec, uniform
 from tests.reference import mix as mix
 from tests.reference.pool import Block, KvPool
 
@@ -42,8 +42,15 @@ class Replica:
         self.config = config
         self.step_components = step_components
         self.check = check
-        self.pool = KvPool(config.pool_blocks, config.unhashed_last)
-        self.waiting: deque[Request] = deque()
+        self.pool = KvPool(
+            config.pool_blocks,
+            config.unhashed_last,
+            policy=config.policy,
+            priority_blocks=config.priority_blocks,
+            ttl_s=config.ttl_s,
+            merge_duplicates=config.merge_duplicates,
+        )
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.now = 0.0
         self.target_sum = self.draft_sum = 0.0
@@ -56,7 +63,7 @@ class Replica:
             while arriving and arriving[0].spec.arrival_s <= self.now:
                 request = arriving.popleft()
                 self.timeline[self.interval(request.spec.arrival_s)]["arrivals"] += 1
-                self.waiting.append(request)
+                self.wait(request, len(self.waiting))
             if self.waiting or self.running:
                 self.step()
             else:
@@ -67,6 +74,14 @@ class Replica:
         return int(time / self.config.interval_s)
 
     def idle_until(self, then: float) -> None:
+        """Let time pass, with cached blocks that are dropped when their time to live ends, or now if it has ended already."""
+        for block in self.pool.expired(then):
+            self.pass_idle(max(self.now, self.pool.expiry(block)))
+            self.pool.drop(block)
+            self.timeline[self.interval(self.now)]["expired_blocks"] += 1
+        self.pass_idle(then)
+
+    def pass_idle(self, then: float) -> None:
         self.book_state(then, {"kv_cached_blocks_mean": self.pool.cached_blocks})
         self.now = then
 
@@ -80,9 +95,15 @@ class Replica:
 
     def step(self) -> None:
         """One step, booked in the interval in which it starts."""
-        evicted = self.pool.evicted
-        book = self.timeline[self.interval(self.now)]
+        self.idle_until(self.now)
+        assert not self.pool.expired(self.now), "a cached block is older than its time to live"
+        book, running = self.timeline[self.interval(self.now)], len(self.running)
         rows = self.schedule(book)
+        if (
+            not rows
+        ):  # the first to run was the first to be preempted: it is no step, and the others' turn at the same time
+            assert len(self.running) < running
+            return
         assert 0 < sum(row.tokens for row in rows) <= self.config.max_batched_tokens
         prefill = [row for row in rows if not row.decode]
         decode = [row for row in rows if row.decode]
@@ -115,7 +136,6 @@ class Replica:
         book["steps"] += 1
         book["prefill_tokens"] += sum(row.tokens for row in prefill)
         book["decode_tokens"] += sum(row.tokens for row in decode)
-        book["evicted_blocks"] += self.pool.evicted - evicted
         if self.check:
             self.check_invariants()
 
@@ -124,6 +144,10 @@ class Replica:
         pool, size = self.pool, self.config.block_tokens
         pool.check_integrity()
         assert len(self.running) <= self.config.max_sequences
+        if self.config.scheduling == "priority":
+            assert self.waiting == sorted(self.waiting, key=lambda request: request.urgency), (
+                "the queue is out of order"
+            )
         held = Counter(block.number for request in self.running for block in request.blocks)
         assert all(block.refs == held[block.number] for block in pool.blocks), "a reference is nobody's"
         for request in self.waiting:
@@ -139,47 +163,64 @@ class Replica:
 
     def schedule(self, book: dict[str, float]) -> list[Row]:
         """Who runs in this step, and with how many tokens: first those that run, then those that wait."""
-        config, budget = self.config, self.config.max_batched_tokens
+        rows, preempted = self.schedule_running(book)
+        if not preempted:
+            self.schedule_waiting(rows, book)
+        return rows
+
+    def budget(self, rows: list[Row]) -> int:
+        """Tokens that are left for this step."""
+        return self.config.max_batched_tokens - sum(row.tokens for row in rows)
+
+    def schedule_running(self, book: dict[str, float]) -> tuple[list[Row], bool]:
+        """The rows of running requests, and whether one was preempted for them."""
+        config = self.config
         rows: list[Row] = []
         preempted = False
-        # Running requests.
-        place = 0
-        while place < len(self.running) and budget > 0:
-            request = self.running[place]
-            pending = request.tokens - request.computed
+        for request in list(self.running):
+            budget = self.budget(rows)
+            if budget == 0:
+                break
+            if request not in self.running:  # a victim
+                continue
+            wanted = request.tokens - request.computed + request.drafts
             most = config.long_prefill_token_threshold or budget
-            tokens = min(pending + request.drafts, most, budget, config.max_model_len - 1 - request.computed)
+            tokens = min(wanted, most, budget, config.max_model_len - 1 - request.computed)
             needed = max(0, self.blocks_for(request.computed + tokens + config.lookahead) - len(request.blocks))
-            while not self.pool.can_allocate(needed):
-                victim = self.running.pop()
+            while request in self.running and not self.pool.can_allocate(needed):
+                victim = self.running[-1]
+                if config.scheduling == "priority":
+                    victim = max(self.running, key=lambda request: request.urgency)
+                rows = [row for row in rows if row.request is not victim]
                 self.preempt(victim, book)
                 preempted = True
-                if victim is request:
-                    break
             if request not in self.running:
                 break
-            self.grow(request, tokens, needed)
-            rows.append(self.row(request, tokens, pending))
-            budget -= tokens
-            place += 1
-        # Waiting requests.
-        while not preempted and self.waiting and budget > 0 and len(self.running) < config.max_sequences:
+            rows.append(self.grow(request, tokens, needed, book))
+        return rows, preempted
+
+    def schedule_waiting(self, rows: list[Row], book: dict[str, float]) -> None:
+        """Admit from the head of the queue, as long as there is room."""
+        config = self.config
+        sorted_now = False
+        while self.waiting and self.budget(rows) > 0 and len(self.running) < config.max_sequences:
+            if not sorted_now:
+                self.put_longest_prefix_first()
+                sorted_now = True
             request = self.waiting[0]
-            hits: list[Block] = []
-            if config.prefix_caching:
-                most = (request.tokens - 1) // config.block_tokens
-                hits = self.pool.lookup(request.keys(config)[:most])
-                unit = config.hit_alignment_blocks
-                usable = len(hits) // unit * unit
-                hits = hits[: max(0, usable - unit) if config.drop_last_hit_block else usable]
+            hits = self.resident(request)
+            unit = config.hit_alignment_blocks
+            usable = len(hits) // unit * unit
+            hits = hits[: max(0, usable - unit) if config.drop_last_hit_block else usable]
             computed = len(hits) * config.block_tokens
-            pending = request.tokens - computed
-            tokens = min(pending, config.long_prefill_token_threshold or budget, budget)
+            budget = self.budget(rows)
+            tokens = min(request.tokens - computed, config.long_prefill_token_threshold or budget, budget)
             needed = max(0, self.blocks_for(computed + tokens + config.lookahead) - len(hits))
             whole = self.blocks_for(request.tokens) - len(hits) if config.reserve_full_isl else 0
             if not self.pool.can_allocate(max(needed, whole), hits):
                 break
-            self.waiting.popleft()
+            self.waiting.pop(0)
+            self.running.append(request)
             self.pool.touch(hits)
             request.blocks, request.registered, request.computed = list(hits), len(hits), computed
             if request.scheduled_s is None:
@@ -187,25 +228,55 @@ class Replica:
                 request.hit_tokens = computed
                 book["hit_tokens"] += computed
             else:
+                request.rehit_tokens += computed
+                book["rehit_tokens"] += computed
                 request.recomputed_tokens += max(0, request.computed_when_preempted - computed)
                 request.marks = (self.target_sum, self.draft_sum)
-            self.grow(request, tokens, needed)
-            self.running.append(request)
-            rows.append(self.row(request, tokens, pending))
-            budget -= tokens
-        return rows
+            rows.append(self.grow(request, tokens, needed, book))
 
-    def row(self, request: Request, tokens: int, pending: int) -> Row:
-        """A row as it goes to the cost model; `pending` tokens of it are not drafts."""
-        drafts = max(0, tokens - pending)
-        request.truncated_drafts += request.drafts - drafts
-        return Row(request, tokens, drafts, pending == 1 and request.emitted >= 1, request.computed)
+    def resident(self, request: Request) -> list[Block]:
+        """The blocks that a request would hit; at least one token is left to compute. Does not mutate."""
+        if not self.config.prefix_caching:
+            return []
+        return self.pool.lookup(request.keys(self.config)[: (request.tokens - 1) // self.config.block_tokens])
 
-    def grow(self, request: Request, tokens: int, needed: int) -> None:
+    def wait(self, request: Request, place: int) -> None:
+        """Join the queue, at a place of it, or where the priority says."""
+        self.waiting.insert(place, request)
+        if self.config.scheduling == "priority":
+            self.waiting.sort(key=lambda request: request.urgency)
+
+    def put_longest_prefix_first(self) -> None:
+        """Sort the queue by what each would hit; who begins as another that hits as little lets it go ahead."""
+        config, size = self.config, self.config.block_tokens
+        few = len(self.waiting) <= config.lpm_most_waiting
+        if not (config.scheduling == "longest_prefix" and config.prefix_caching and few):
+            return
+        first = -(-config.lpm_shared_tokens // size)
+        noted: set[tuple[Key, ...]] = set()
+        order: dict[Request, tuple[int, int]] = {}
+        for request in self.waiting:
+            tokens = len(self.resident(request)) * size
+            order[request] = (0, -tokens)
+            if tokens <= config.lpm_shared_tokens and request.tokens // size >= first:
+                beginning = tuple(request.keys(config)[:first])
+                if beginning in noted:
+                    order[request] = (1, 0)
+                noted.add(beginning)
+        self.waiting.sort(key=lambda request: order[request])
+
+    def grow(self, request: Request, tokens: int, needed: int, book: dict[str, float]) -> Row:
         """Give blocks; where blocks are visible once scheduled, register those that are full with this step's tokens."""
+        pending = request.tokens - request.computed  # those of `tokens` beyond these are drafts
+        row = Row(request, tokens, max(0, tokens - pending), pending == 1 and request.emitted >= 1, request.computed)
+        evicted = self.pool.evicted
         request.blocks += self.pool.allocate(needed)
+        book["evicted_blocks"] += self.pool.evicted - evicted
+        if row.decode:
+            book["evicted_decode_blocks"] += self.pool.evicted - evicted
         if self.config.visible == "scheduled":
             self.register(request, request.computed + tokens)
+        return row
 
     def register(self, request: Request, computed: int) -> None:
         """Make the blocks that are full with `computed` tokens hittable; drafts never count."""
@@ -215,22 +286,22 @@ class Replica:
         if not self.config.cache_decode_blocks:
             final = min(final, request.spec.input_tokens)
         full = final // self.config.block_tokens
-        keys = request.keys(self.config)
-        for block in range(request.registered, full):
-            self.pool.register(request.blocks[block], keys[block])
-        request.registered = max(request.registered, full)
+        if full > request.registered:
+            self.pool.register_from(request.registered, request.blocks, request.keys(self.config)[:full], self.now)
+            request.registered = full
 
     def preempt(self, victim: Request, book: dict[str, float]) -> None:
+        self.running.remove(victim)
         self.release(victim)
         if victim.emitted:
             self.book_decode(victim)
         victim.computed_when_preempted, victim.computed, victim.drafts = victim.computed, 0, 0
         victim.preemptions += 1
         book["preemptions"] += 1
-        self.waiting.appendleft(victim)
+        self.wait(victim, 0)
 
     def release(self, request: Request) -> None:
-        self.pool.release(request.blocks)
+        self.pool.release(request.blocks, self.now)
         request.blocks, request.registered = [], 0
 
     def book_decode(self, request: Request) -> None:
@@ -241,8 +312,10 @@ class Replica:
     def commit(self, row: Row, first_output_s: float, book: dict[str, float]) -> None:
         """What a row's step has brought: nothing yet (a prefill chunk), or tokens, and perhaps the end."""
         request = row.request
+        request.truncated_drafts += request.drafts - row.drafts
         request.computed += row.tokens
         if request.computed < request.tokens:
+            request.chunk_steps += 1
             if self.config.visible == "step":
                 self.register(request, request.computed)
             return
@@ -258,6 +331,9 @@ class Replica:
         request.spec_steps += row.drafts > 0
         request.draft_tokens += row.drafts
         request.accepted_tokens += accepted
+        request.emissions_s.append(self.now)
+        book["draft_tokens"] += row.drafts
+        book["accepted_tokens"] += accepted
         if request.emitted == 0:
             request.first_token_s, request.first_output_s = self.now, first_output_s
             request.marks = (self.target_sum, self.draft_sum)

@@ -14,6 +14,9 @@ def cases(draw: st.DrawFn) -> tuple[list[RequestSpec], ReferenceConfig]:
     """A trace and a configuration that can serve at least some of it."""
     block = draw(st.integers(1, 4))
     trace_block = block * draw(st.sampled_from([1, 1, 2, 4, 8]))
+    block *= draw(st.sampled_from([1] * 6 + [2, 3])) if trace_block == block else 1
+    policy = draw(st.sampled_from(["lru"] * 4 + ["fifo", "lfu", "prefix_priority"]))
+    ttl_s = draw(st.sampled_from([None, None, 0.5, 2.0, 10.0])) if policy in ("lru", "fifo") else None
     pool_blocks = draw(st.integers(2, 40))
     drafts = draw(st.integers(0, 4)) if draw(st.booleans()) else 0
     acceptance = tuple(draw(st.lists(st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0]), min_size=drafts, max_size=drafts)))
@@ -32,7 +35,14 @@ def cases(draw: st.DrawFn) -> tuple[list[RequestSpec], ReferenceConfig]:
         hit_alignment_blocks=draw(st.sampled_from([1, 1, 2, 3])),
         visible=draw(st.sampled_from(["scheduled", "scheduled", "step", "finish"])),
         cache_decode_blocks=draw(st.booleans()),
-        unhashed_last=draw(st.booleans()),
+        unhashed_last=draw(st.booleans()) and policy == "lru",
+        scheduling=draw(st.sampled_from(["fcfs", "fcfs", "priority", "longest_prefix"])),
+        lpm_most_waiting=draw(st.sampled_from([2, 128])),
+        lpm_shared_tokens=draw(st.sampled_from([1, 2, 3, 4, 6, 32])),
+        policy=policy,
+        priority_blocks=draw(st.integers(0, 4)),
+        ttl_s=ttl_s,
+        merge_duplicates=draw(st.sampled_from([False, False, True])),
         conditional_acceptance=acceptance,
         seed=draw(st.integers(0, 2**63 - 1)),
         interval_s=draw(st.sampled_from([0.7, 3.0, 50.0])),
@@ -62,8 +72,22 @@ def traces(draw: st.DrawFn, trace_block: int) -> list[RequestSpec]:
             ids.append(parent)
         known = draw(st.sampled_from([True] * 6 + [False]))
         output = draw(st.integers(1, 14))
-        requests.append(RequestSpec(arrival, blocks * trace_block + rest, output, ids if known else None))
+        tokens, named = blocks * trace_block + rest, None
+        if known and draw(st.sampled_from([False, False, True])):  # a later turn's prompt names some of the reply
+            named = tokens + draw(st.integers(0, output))
+            ids = ids[:blocks]
+            parent = ids[-1] if ids else -1
+            for size in _sizes(named - blocks * trace_block, trace_block):
+                parent = nodes.setdefault((parent, draw(st.sampled_from([0, 0, 1])), size), len(nodes))
+                ids.append(parent)
+        priority = draw(st.sampled_from([0, 0, 1, 2]))
+        requests.append(RequestSpec(arrival, tokens, output, ids if known else None, priority, named))
     return requests
+
+
+def _sizes(tokens: int, trace_block: int) -> list[int]:
+    """The blocks that so many tokens fill, the last one perhaps in part."""
+    return [trace_block] * (tokens // trace_block) + [tokens % trace_block] * (tokens % trace_block > 0)
 
 
 def busy_case(seed: int) -> tuple[list[RequestSpec], ReferenceConfig]:
@@ -74,6 +98,9 @@ def busy_case(seed: int) -> tuple[list[RequestSpec], ReferenceConfig]:
     random = Random(seed)
     block = random.choice([1, 2, 3, 4])
     trace_block = block * random.choice([1, 1, 2, 4, 8])
+    if trace_block == block:
+        block *= random.choice([1] * 6 + [2, 3])
+    policy = random.choice(["lru"] * 4 + ["fifo", "lfu", "prefix_priority"])
     pool_blocks = random.randint(8, 40)
     drafts = random.choice([0, 0, 1, 2, 4])
     config = ReferenceConfig(
@@ -91,7 +118,14 @@ def busy_case(seed: int) -> tuple[list[RequestSpec], ReferenceConfig]:
         hit_alignment_blocks=random.choice([1, 1, 1, 2]),
         visible=random.choice(["scheduled", "scheduled", "step", "finish"]),
         cache_decode_blocks=random.random() < 0.8,
-        unhashed_last=random.random() < 0.4,
+        unhashed_last=random.random() < 0.4 and policy == "lru",
+        scheduling=random.choice(["fcfs", "fcfs", "priority", "longest_prefix"]),
+        lpm_most_waiting=random.choice([2, 128]),
+        lpm_shared_tokens=random.choice([1, 2, 3, 4, 6, 32]),
+        policy=policy,
+        priority_blocks=random.randint(0, 4),
+        ttl_s=random.choice([None, None, 0.5, 2.0]) if policy in ("lru", "fifo") else None,
+        merge_duplicates=random.random() < 0.4,
         conditional_acceptance=tuple(random.choice([0.2, 0.6, 0.9]) for _ in range(drafts)),
         seed=random.randrange(2**63),
         interval_s=random.choice([0.7, 3.0, 50.0]),
@@ -111,7 +145,18 @@ def busy_case(seed: int) -> tuple[list[RequestSpec], ReferenceConfig]:
             parent = nodes.setdefault((parent, random.choice([0, 0, 0, 0, 1]), size), len(nodes))
             ids.append(parent)
         output = random.choice([1, 2, 5, 12, 25])
-        specs.append(RequestSpec(arrival, blocks * trace_block + rest, output, ids if random.random() < 0.95 else None))
+        tokens, named = blocks * trace_block + rest, None
+        if random.random() < 0.3:  # a later turn's prompt names some of the reply
+            named = tokens + random.randint(0, output)
+            ids = ids[:blocks]
+            parent = ids[-1] if ids else -1
+            for size in _sizes(named - blocks * trace_block, trace_block):
+                parent = nodes.setdefault((parent, random.choice([0, 0, 0, 1]), size), len(nodes))
+                ids.append(parent)
+        known = random.random() < 0.95
+        specs.append(
+            RequestSpec(arrival, tokens, output, ids if known else None, random.randint(0, 2), named if known else None)
+        )
     return specs, config
 
 

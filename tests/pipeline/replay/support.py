@@ -6,7 +6,32 @@ import numpy as np
 
 from pipeline.cost.lowered import LoweredCost, step_components
 from pipeline.replay.engine import Arrivals, EngineConfig, ReplayResult, replay
-from pipeline.replay.segments import BLANK, CACHED, CAPACITY, NONE, QUEUE_HEAD, UNHASHED, Pool
+from pipeline.replay.segments import (
+    BLANK,
+    BLOCKS,
+    CACHED,
+    CAPACITY,
+    FIRST_COPY,
+    HAS_BLOCKS,
+    HAS_REGISTERED,
+    HEAP_SIZE,
+    ID,
+    ID_NEXT,
+    ID_PREVIOUS,
+    KEY,
+    LAST_COPY,
+    LRU,
+    MERGE_DUPLICATES,
+    NEXT,
+    NONE,
+    POLICY,
+    PREVIOUS,
+    QUEUE_HEAD,
+    REFS,
+    START,
+    UNHASHED,
+    Pool,
+)
 from schemas.outcome import COMPONENTS, TIMELINE_COUNTERS, TIMELINE_INTEGRALS
 from tests.reference import engine as reference
 
@@ -43,7 +68,17 @@ def arrivals_of(specs: list[reference.RequestSpec], trace_block_tokens: int) -> 
         block_offsets=np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64),
         block_ids=np.array([block for each in ids for block in each], np.uint32),
         trace_block_tokens=trace_block_tokens,
+        named_tokens=np.array([_named_tokens(spec, trace_block_tokens) for spec in specs], np.int32),
+        priority=np.array([spec.priority for spec in specs], np.int32),
     )
+
+
+def _named_tokens(spec: reference.RequestSpec, trace_block_tokens: int) -> int:
+    """What `RequestSpec.named_tokens` = None stands for."""
+    if spec.named_tokens is not None:
+        return spec.named_tokens
+    whole = spec.input_tokens // trace_block_tokens
+    return spec.input_tokens if len(spec.block_ids or []) > whole else whole * trace_block_tokens
 
 
 def engine_config_of(config: reference.ReferenceConfig) -> EngineConfig:
@@ -62,6 +97,13 @@ def engine_config_of(config: reference.ReferenceConfig) -> EngineConfig:
         visible=config.visible,
         cache_decode_blocks=config.cache_decode_blocks,
         unhashed_last=config.unhashed_last,
+        policy=config.policy,
+        priority_tokens=config.priority_blocks * config.block_tokens,
+        ttl_s=config.ttl_s,
+        merge_duplicates=config.merge_duplicates,
+        scheduling=config.scheduling,
+        lpm_most_waiting=config.lpm_most_waiting,
+        lpm_shared_tokens=config.lpm_shared_tokens,
         acceptance=config.conditional_acceptance,
         seed=config.seed,
         interval_s=config.interval_s,
@@ -79,8 +121,10 @@ def run_both(
 
 _INTEGERS = (
     "hit_tokens",
+    "rehit_tokens",
     "recomputed_tokens",
     "preemptions",
+    "chunk_steps",
     "emitting_steps",
     "spec_steps",
     "draft_tokens",
@@ -106,6 +150,9 @@ def assert_equal(fast: ReplayResult, slow: reference.ReferenceResult) -> None:
             assert abs(getattr(fast.requests, name)[row] - getattr(request, name)) <= 1e-9, f"{where}: {name}"
         for name in ("decode_target_s", "decode_draft_s"):
             assert abs(getattr(fast.requests, name)[row] - getattr(request, name)) <= 1e-9, f"{where}: {name}"
+        for name in ("itl_max_s", "itl_p99_s"):
+            gap, expected = getattr(fast.requests, name)[row], getattr(request, name)
+            assert np.isnan(gap) if expected is None else abs(gap - expected) <= 1e-9, f"{where}: {name}"
     for index, replica in enumerate(slow.replicas):
         assert fast.steps[index] == replica.steps
         timeline = fast.timelines[index]
@@ -125,32 +172,51 @@ def assert_equal(fast: ReplayResult, slow: reference.ReferenceResult) -> None:
 
 def check_pool(pool: Pool) -> None:
     """The compiled pool holds together: every segment is listed once, counts add up, the queue holds what nobody holds."""
-    totals = pool.totals
+    totals, segments = pool.totals, pool.segments
     live = []
-    for key in range(pool.id_head.shape[0]):
-        segment, before = pool.id_head[key], NONE
+    for key in range(pool.ids.shape[0]):
+        segment, before = pool.ids[key, FIRST_COPY], NONE
+        covered = []
         while segment != NONE:
-            assert pool.id_prev[segment] == before
-            assert pool.segment_id[segment] == key
-            assert pool.segment_count[segment] > 0
-            assert pool.segment_refs[segment] >= 0
+            assert segments[segment, ID_PREVIOUS] == before
+            assert segments[segment, ID] == key
+            assert segments[segment, BLOCKS] > 0
+            assert segments[segment, REFS] >= 0
+            covered += range(segments[segment, START], segments[segment, START] + segments[segment, BLOCKS])
             live.append(int(segment))
-            before, segment = segment, pool.id_next[segment]
-        assert pool.id_tail[key] == before
+            before, segment = segment, segments[segment, ID_NEXT]
+        assert pool.ids[key, LAST_COPY] == before
+        assert not totals[MERGE_DUPLICATES] or len(set(covered)) == len(covered), "a copy that should have been merged"
     assert len(set(live)) == len(live)
-    queued = []
-    segment, before = totals[QUEUE_HEAD], NONE
-    while segment != NONE:
-        assert pool.queue_prev[segment] == before
-        assert pool.segment_refs[segment] == 0
-        queued.append(int(segment))
-        before, segment = segment, pool.queue_next[segment]
-    unhashed = [each for each in queued if pool.segment_id[each] == NONE]
-    hashed = [each for each in queued if pool.segment_id[each] != NONE]
-    assert sorted(hashed) == sorted(each for each in live if pool.segment_refs[each] == 0)
-    assert sum(int(pool.segment_count[each]) for each in hashed) == totals[CACHED]
-    assert sum(int(pool.segment_count[each]) for each in unhashed) == totals[UNHASHED]
+    queued = _linked(pool) if totals[POLICY] == LRU else _heaped(pool)
+    assert all(segments[each, REFS] == 0 for each in queued)
+    unhashed = [each for each in queued if segments[each, ID] == NONE]
+    hashed = [each for each in queued if segments[each, ID] != NONE]
+    assert sorted(hashed) == sorted(each for each in live if segments[each, REFS] == 0)
+    assert sum(int(segments[each, BLOCKS]) for each in hashed) == totals[CACHED]
+    assert sum(int(segments[each, BLOCKS]) for each in unhashed) == totals[UNHASHED]
     held = totals[CAPACITY] - totals[CACHED] - totals[BLANK] - totals[UNHASHED]
     assert held >= 0
-    unregistered = int((pool.request_blocks - pool.request_registered).sum())
-    assert held == sum(int(pool.segment_count[each]) for each in live if pool.segment_refs[each] > 0) + unregistered
+    unregistered = int((pool.served[:, HAS_BLOCKS] - pool.served[:, HAS_REGISTERED]).sum())
+    assert held == sum(int(segments[each, BLOCKS]) for each in live if segments[each, REFS] > 0) + unregistered
+
+
+def _linked(pool: Pool) -> list[int]:
+    """The free queue from its head, links checked."""
+    queued = []
+    segment, before = pool.totals[QUEUE_HEAD], NONE
+    while segment != NONE:
+        assert pool.segments[segment, PREVIOUS] == before
+        queued.append(int(segment))
+        before, segment = segment, pool.segments[segment, NEXT]
+    return queued
+
+
+def _heaped(pool: Pool) -> list[int]:
+    """The free queue as a heap, its order checked."""
+    queued = [int(each) for each in pool.heap[: pool.totals[HEAP_SIZE]]]
+    keys = [int(pool.order[each, KEY]) for each in queued]
+    for place, segment in enumerate(queued):
+        assert pool.segments[segment, PREVIOUS] == place
+        assert place == 0 or keys[(place - 1) // 2] < keys[place]
+    return queued

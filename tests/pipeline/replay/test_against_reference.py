@@ -12,6 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from tests.pipeline.replay.support import arrivals_of, assert_equal, check_pool, engine_config_of, run_both, some_cost
 from tests.reference.strategies import busy_case, busy_cases, cases
 
+OFTEN = (
+    "preemptions",
+    "hit_tokens",
+    "rehit_tokens",
+    "recomputed_tokens",
+    "trimmed_tokens",
+    "accepted_tokens",
+    "chunk_steps",
+)
+"""What a hundred crowded cases hold in at least ten."""
+
 MANY = settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 
 
@@ -38,15 +49,25 @@ def test_compiled_engine_equals_the_reference_when_busy(hundred):
                 check_pool(pool)
         except AssertionError as difference:
             raise AssertionError(f"busy_case({seed}): {difference}") from difference
-        for name in ("preemptions", "hit_tokens", "recomputed_tokens", "trimmed_tokens", "accepted_tokens"):
+        for name in OFTEN:
             seen[name] += any(getattr(request, name) for request in slow.requests)
+        for name in ("expired_blocks", "evicted_decode_blocks"):
+            seen[name] += any(row.get(name, 0) for timeline in slow.timelines for row in timeline.values())
+        seen["reply hit"] += any(
+            other.hit_tokens > request.spec.input_tokens
+            for request in slow.requests
+            for other in slow.requests
+            if request.spec.named_tokens and other.spec.block_ids and request.spec.block_ids[-1] in other.spec.block_ids
+        )
         seen["evictions"] += any(replica.pool.evicted for replica in slow.replicas)
         seen["refused"] += bool(fast.refused.any())
         seen["part of a trace block hit"] += any(
             request.hit_tokens % config.trace_block_tokens for request in slow.requests
         )
-    for name in ("preemptions", "hit_tokens", "recomputed_tokens", "trimmed_tokens", "accepted_tokens", "evictions"):
+    for name in (*OFTEN, "evictions"):
         assert seen[name] >= 10, seen
+    for name in ("expired_blocks", "evicted_decode_blocks", "reply hit"):
+        assert seen[name] >= 2, seen
     assert seen["part of a trace block hit"] >= 5, seen
 
 

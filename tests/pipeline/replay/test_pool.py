@@ -9,6 +9,8 @@ import pytest
 
 from pipeline.replay import chains, segments
 from pipeline.replay import pool as fast
+from pipeline.replay.engine import POLICIES
+from pipeline.replay.eviction import drop_first, next_expiry
 from tests.pipeline.replay.support import check_pool
 from tests.reference.pool import Block, KvPool
 
@@ -44,11 +46,24 @@ class Pair:
             for r, mine in enumerate(ids)
         ]
         longest = max(len(each) for each in self.keys) + 1
+        policy = random.choice(["lru", "lru", "fifo", "lfu", "prefix_priority"])
+        self.ttl_s = random.choice([None, 3.0, 10.0]) if policy in ("lru", "fifo") else None
+        rules = {
+            "priority_blocks": random.randint(0, 6),
+            "unhashed_last": policy == "lru" and random.random() < 0.5,
+            "merge_duplicates": random.random() < 0.4,
+        }
         self.fast = fast.new_pool(
-            self.capacity, len(nodes) + self.requests, self.requests, self.requests * longest, longest
+            self.capacity,
+            len(nodes) + self.requests,
+            self.requests,
+            self.requests * longest,
+            longest,
+            fast.PoolRules(policy=POLICIES[policy], has_ttl=self.ttl_s is not None, **rules),
         )
-        self.unhashed_last = random.random() < 0.5
-        self.slow = KvPool(self.capacity, self.unhashed_last)
+        self.slow = KvPool(self.capacity, policy=policy, ttl_s=self.ttl_s, **rules)
+        self.now = 0.0
+        self.expired = 0
         self.held: list[list[Block] | None] = [None] * self.requests
         self.registered = [0] * self.requests
 
@@ -70,25 +85,35 @@ class Pair:
         assert held is not None
         blocks = min(blocks, self.slow.free_blocks)
         held += self.slow.allocate(blocks)
-        fast.allocate(self.fast, request, blocks)
+        fast.allocate(self.fast, request, blocks, False)
 
     def register(self, request: int, full: int) -> None:
         held = self.held[request]
         assert held is not None
         full = min(full, len(held), len(self.keys[request]))
-        for block in range(self.registered[request], full):
-            self.slow.register(held[block], self.keys[request][block])
-        self.registered[request] = max(self.registered[request], full)
-        if full > self.fast.request_registered[request]:
-            fast.register(self.fast, self.chains, request, full)
+        if full > self.registered[request]:
+            self.slow.register_from(self.registered[request], held, self.keys[request][:full], self.now)
+            fast.register(self.fast, self.chains, request, full, self.now)
+            self.registered[request] = full
 
     def release(self, request: int) -> None:
         held = self.held[request]
         assert held is not None
-        self.slow.release(held)
-        fast.release(self.fast, request, self.unhashed_last)
+        self.slow.release(held, self.now)
+        fast.release(self.fast, request, self.now)
         self.held[request] = None
         self.registered[request] = 0
+
+    def pass_time(self, seconds: float) -> None:
+        """With a time to live, drop what has outlived it."""
+        self.now += seconds
+        if self.ttl_s is None:
+            return
+        for block in self.slow.expired(self.now):
+            self.slow.drop(block)
+            self.expired += 1
+        while next_expiry(self.fast, self.ttl_s) < self.now:
+            drop_first(self.fast)
 
     def check(self) -> None:
         self.slow.check_integrity()
@@ -96,6 +121,7 @@ class Pair:
         assert fast.free_blocks(self.fast) == self.slow.free_blocks
         assert self.fast.totals[segments.CACHED] == self.slow.cached_blocks
         assert self.fast.totals[segments.EVICTED] == self.slow.evicted
+        assert self.fast.totals[segments.EXPIRED] == self.expired
         for request in range(self.requests):
             hits = self.slow.lookup(self.keys[request])
             assert fast.lookup(self.fast, self.chains, request, len(self.keys[request]))[1] == len(hits)
@@ -108,6 +134,7 @@ def test_compiled_pool_equals_single_blocks(hundred):
         pair = Pair(random)
         try:
             for _ in range(60):
+                pair.pass_time(random.choice([0.0, 1.0, 2.0]))
                 request = random.randrange(pair.requests)
                 if pair.held[request] is None:
                     pair.admit(request, random.choice([0, 1, 2, 3, 99, 99]), random.random() < 0.3)

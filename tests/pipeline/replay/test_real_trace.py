@@ -8,6 +8,7 @@ import pytest
 from pipeline.cost.build import build_hardware
 from pipeline.replay.engine import Arrivals, EngineConfig, replay
 from pipeline.trace import read_trace
+from schemas.outcome import TIMELINE_COUNTERS
 from schemas.study import Scenario
 
 SCENARIO = Scenario.model_validate(
@@ -88,13 +89,16 @@ def test_every_token_is_accounted_for(conversation):
     served = ~result.refused
     emitted = result.requests.emitted[served]
     assert np.array_equal(emitted, np.minimum(trace.output_tokens, 20_000 * 16 - trace.input_tokens)[served])
-    counters = sum(timeline.counters.sum(axis=0) for timeline in result.timelines)
-    arrivals, finished, steps, prefill, decode, emitted_sum, hit, _, preemptions = counters.tolist()
-    assert arrivals == finished == served.sum()
-    assert steps == result.steps.sum()
-    assert emitted_sum == emitted.sum()
+    sums = sum(timeline.counters.sum(axis=0) for timeline in result.timelines)
+    counted = dict(zip(TIMELINE_COUNTERS, sums.tolist(), strict=True))
+    assert counted["arrivals"] == counted["finished"] == served.sum()
+    assert counted["steps"] == result.steps.sum()
+    assert counted["emitted_tokens"] == emitted.sum()
+    hit, prefill, decode = counted["hit_tokens"], counted["prefill_tokens"], counted["decode_tokens"]
     assert hit == result.requests.hit_tokens.sum()
-    assert preemptions == result.requests.preemptions.sum() > 0
+    assert counted["rehit_tokens"] == result.requests.rehit_tokens.sum()
+    assert counted["preemptions"] == result.requests.preemptions.sum() > 0
+    assert 0 < counted["evicted_decode_blocks"] < counted["evicted_blocks"]
     # Every token but each request's last is computed once, or hit, or computed again after a preemption (or hit again then).
     total = trace.input_tokens[served].sum(dtype=np.int64) + (emitted - 1).sum()
     assert prefill + decode >= total - hit
