@@ -2,14 +2,16 @@
 
 FLOPs, bytes and parameter counts live here, on the thing they describe, so that the cost model, the capacity of the KV
 pool and the report can't disagree. The catalogue itself is data: `catalog/gpus.toml` and `catalog/models.toml`, each
-entry with its source.
+entry with its source. Models that it lacks are read from their `config.json` (`schemas/hf_config.py`, docs/models.md).
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
@@ -45,6 +47,8 @@ class Gpu(_Entry):
     fp8_tflops: PositiveFloat | None = Field(default=None, description="the same at fp8; null = the chip has none")
     link: Literal["nvlink", "xgmi", "pcie"]
     link_gb_s: PositiveFloat = Field(description="GPU-to-GPU bandwidth per GPU, one direction, 1e9 bytes/s")
+    sms: PositiveInt = Field(description="streaming multiprocessors (compute units)")
+    l2_mb: PositiveFloat = Field(description="last-level cache, 1e6 bytes")
     max_tensor_parallel: PositiveInt = Field(default=8, description="GPUs in one link domain")
 
 
@@ -71,7 +75,7 @@ class Mla(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    q_lora_rank: PositiveInt
+    q_lora_rank: int = Field(default=0, ge=0, description="0 = queries are projected from the hidden state directly")
     kv_lora_rank: PositiveInt
     qk_nope_head_dim: PositiveInt
     qk_rope_head_dim: PositiveInt
@@ -83,17 +87,23 @@ class Model(_Entry):
 
     layers: PositiveInt
     hidden: PositiveInt
-    intermediate: PositiveInt = Field(description="width of the (dense) gated MLP")
+    intermediate: PositiveInt = Field(description="width of the (dense) MLP")
     q_heads: PositiveInt
     kv_heads: PositiveInt
     head_dim: PositiveInt
     vocab: PositiveInt
     max_context: PositiveInt = Field(description="longest sequence, prompt and output, tokens")
     tied_embeddings: bool = False
+    gated_mlp: bool = Field(default=True, description="MLPs have a gate beside up and down: three matrices, else two")
+    window: PositiveInt | None = Field(default=None, description="sliding window, tokens; null = every layer sees all")
+    window_layers: int = Field(default=0, ge=0, description="layers whose attention sees only the window")
     moe: Moe | None = None
     mla: Mla | None = None
     published_params: PositiveFloat | None = Field(
         default=None, description="total parameters as its publisher states them, 1e9; checked against the shapes"
+    )
+    notes: tuple[str, ...] = Field(
+        default=(), exclude=True, description="what was assumed or left out when a config.json was read; for the report"
     )
 
     @model_validator(mode="after")
@@ -102,7 +112,16 @@ class Model(_Entry):
             raise ValueError(f"q_heads {self.q_heads} is not a multiple of kv_heads {self.kv_heads}")
         if self.moe is not None and self.moe.dense_layers > self.layers:
             raise ValueError(f"dense_layers {self.moe.dense_layers} is more than layers {self.layers}")
+        if self.window_layers > self.layers:
+            raise ValueError(f"window_layers {self.window_layers} is more than layers {self.layers}")
+        if (self.window is None) != (self.window_layers == 0):
+            raise ValueError(f"window {self.window} and window_layers {self.window_layers} go together")
         return self
+
+    @property
+    def full_attention_layers(self) -> int:
+        """Layers whose attention sees the whole context."""
+        return self.layers - self.window_layers
 
     @property
     def moe_layers(self) -> int:
@@ -117,7 +136,7 @@ class Model(_Entry):
             qk_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
             return (
                 self.hidden * mla.q_lora_rank
-                + mla.q_lora_rank * self.q_heads * qk_dim
+                + (mla.q_lora_rank or self.hidden) * self.q_heads * qk_dim
                 + self.hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim)
                 + mla.kv_lora_rank * self.q_heads * (mla.qk_nope_head_dim + mla.v_head_dim)
                 + self.q_heads * mla.v_head_dim * self.hidden
@@ -125,14 +144,19 @@ class Model(_Entry):
         return self.hidden * self.head_dim * (2 * self.q_heads + 2 * self.kv_heads)
 
     @property
+    def mlp_matrices(self) -> int:
+        """Matrices of one MLP or expert: gate, up and down, or up and down alone."""
+        return 3 if self.gated_mlp else 2
+
+    @property
     def mlp_params_per_layer(self) -> int:
-        """Weights of one dense gated MLP (gate, up, down)."""
-        return 3 * self.hidden * self.intermediate
+        """Weights of one dense MLP."""
+        return self.mlp_matrices * self.hidden * self.intermediate
 
     @property
     def expert_params(self) -> int:
-        """Weights of one expert (gate, up, down). Raises nothing; 0 for a dense model."""
-        return 0 if self.moe is None else 3 * self.hidden * self.moe.expert_intermediate
+        """Weights of one expert. Raises nothing; 0 for a dense model."""
+        return 0 if self.moe is None else self.mlp_matrices * self.hidden * self.moe.expert_intermediate
 
     @property
     def head_params(self) -> int:
@@ -157,6 +181,9 @@ class Model(_Entry):
 
         GQA: heads are divided among ranks and repeated when there are more ranks than KV heads. MLA: the latent is
         repeated on every rank (as in vLLM's tensor parallelism).
+
+        Layers with a sliding window count in full: an upper bound. vLLM's hybrid KV cache manager keeps about `window`
+        tokens per request in them, so a request longer than the window really takes less.
         """
         if self.mla is not None:
             return self.layers * (self.mla.kv_lora_rank + self.mla.qk_rope_head_dim)
@@ -204,16 +231,40 @@ def gpu(name: str) -> Gpu:
     return _named("GPU", name, gpus())
 
 
-def model(name: str) -> Model:
-    """The model of that name. Raises CatalogError with the known names."""
-    return _named("model", name, models())
+def model(name: str, base: Path | None = None) -> Model:
+    """The model of that name in the catalogue, or the one that a `config.json` at that path describes.
+
+    A name that ends in ".json", holds a path separator or is an existing folder is a path, relative to `base` (the study
+    file's folder; None = the current directory). A name of the catalogue is never a path. Files are read once per process.
+
+    Raises CatalogError with the known names, or for a file that Preplay can't represent.
+    """
+    path = Path(name) if base is None else base / name
+    looks_like_a_path = name.endswith(".json") or "/" in name or os.sep in name
+    if name and name not in models() and (looks_like_a_path or os.path.isdir(path)):  # noqa: PTH112, never raises
+        return _model_at(path)
+    return _named("model", name, models(), "or the path of a config.json, such as './my-model/config.json'")
 
 
-def _named(kind: str, name: str, known: dict[str, Entry]) -> Entry:
+def _model_at(path: Path) -> Model:
+    from schemas.hf_config import model_from_config  # it needs Model from here
+
+    key = path.absolute()
+    if key not in _models_read:
+        _models_read[key] = model_from_config(path)
+    return _models_read[key]
+
+
+_models_read: dict[Path, Model] = {}
+
+
+def _named(kind: str, name: str, known: dict[str, Entry], otherwise: str = "") -> Entry:
     try:
         return known[name]
     except KeyError:
-        raise CatalogError(f"unknown {kind} '{name}'", mend=f"known: {', '.join(sorted(known))}") from None
+        mend = ", ".join(sorted(known))
+        mend = f"known: {mend}; {otherwise}" if otherwise else f"known: {mend}"
+        raise CatalogError(f"unknown {kind} '{name}'", mend=mend) from None
 
 
 def _catalog(file: str, entry: type[Any]) -> dict[str, Any]:
