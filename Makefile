@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench install clean
+.PHONY: demo test lint bench accuracy install clean
 
 demo: $(STAMP)
 	$(BIN)/preplay demo --out demo --force
@@ -21,6 +21,9 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.reuse
 	$(BIN)/python -m benchmarks.ingest
+
+accuracy: $(STAMP)
+	$(BIN)/python -m benchmarks.accuracy $(ARGS)
 
 install: $(STAMP)
 

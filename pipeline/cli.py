@@ -243,6 +243,48 @@ def demo(
     print(run_folder / "report.html")
 
 
+calibrate_app = typer.Typer(no_args_is_help=True, help="Fit the cost model's constants to measurements.")
+app.add_typer(calibrate_app, name="calibrate")
+
+
+@calibrate_app.command("ops")
+def calibrate_ops(
+    folder: Annotated[Path, typer.Argument(help="Folder of operator timings (docs/cost-model.md says which files).")],
+    gpu: Annotated[str, typer.Option("--gpu", help="Name in the GPU catalogue.")],
+    database: Annotated[
+        str | None,
+        typer.Option("--database", help="How the database's files name the GPU. [default: as --gpu, '-' as '_']"),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="How LLMServingSim's profile names the GPU. [default: no profile]")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="Engine whose kernels were timed, as the report shall name it.")
+    ] = "vllm",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Calibration to write. [default: GPU-ENGINE.json]")
+    ] = None,
+    force: Force = False,
+    output: OutputFormat = Format.table,
+    quiet: Quiet = False,
+) -> None:
+    """From operator timings: fit every part by gradient descent, print its error on shapes held out, write a calibration file."""
+    from pipeline import folders
+    from pipeline.cost.calibrate import calibrate_operators
+    from schemas import hardware
+
+    console = Console(quiet)
+    name = f"{gpu}-{engine}"
+    target = out if out is not None else Path(f"{name}.json")
+    folders.check_file(target, force=force)
+    calibration = calibrate_operators(
+        folder, hardware.gpu(gpu), database or gpu.replace("-", "_"), profile, name=name, engine=engine, say=console.say
+    )
+    folders.write_text(calibration.model_dump_json() + "\n", target)
+    print_records([each.model_dump() for each in calibration.held_out], output)
+    console.say(f'wrote {target}; use it with fleet.calibration = "{target}"')
+
+
 def _run_study(study: Path, out: Path, console: Console, *, force: bool, resume: bool, with_report: bool) -> None:
     from pipeline.study import run_study
 

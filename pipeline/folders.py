@@ -42,6 +42,16 @@ def check_absent(out: Path, *, force: bool, own: frozenset[str]) -> None:
         )
 
 
+def check_file(out: Path, *, force: bool) -> None:
+    """Raises RunError where a file `out` is there already and may not be replaced, or where its folder is missing."""
+    if not out.parent.is_dir():
+        raise RunError("no such folder", file=out.parent, mend="make it, or choose another with --out")
+    if out.is_symlink() or (out.exists() and not out.is_file()):
+        raise RunError("is no plain file: it is not replaced", file=out, mend="choose another with --out")
+    if out.exists() and not force:
+        raise RunError("is there already", file=out, mend="choose another with --out, or replace it with --force")
+
+
 @contextlib.contextmanager
 def claimed(partial: Path, *, keep: bool) -> Iterator[None]:
     """Hold `partial` for this process: made anew, or with `keep` as it was left.

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline import folders, warehouse
-from pipeline.cost.efficiency import PROVENANCE
+from pipeline.cost.build import provenance
 from pipeline.jit import COMPILING, compiled_before
 from pipeline.reuse import reuse_profile
 from pipeline.reuse_tables import curve_table, distance_table, requests_table
@@ -199,7 +199,7 @@ def _manifest(checked: CheckedStudy, inputs: str, durations: dict[str, float]) -
         trace=study.trace,
         trace_sha256=file_sha256(checked.trace.path / TRACE_FILE),
         trace_meta=checked.trace.meta.model_dump(mode="json"),
-        cost_model=PROVENANCE,
+        cost_model=provenance(resolved.hardware for resolved in checked.scenarios),
         durations_s={name: round(seconds, 3) for name, seconds in durations.items()},
     )
 

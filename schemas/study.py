@@ -39,6 +39,11 @@ class Fleet(_Section):
     gpu: str = Field(description="name in the GPU catalogue")
     replicas: PositiveInt = Field(description="independent engines")
     tensor_parallel: PositiveInt = Field(default=1, description="GPUs per replica, one tensor-parallel group")
+    calibration: str = Field(
+        default="auto",
+        description="constants of the cost model: the shipped ones of the GPU where there are (auto), data-sheet defaults (none), "
+        "a shipped name, or a file made by `preplay calibrate`",
+    )
     router: Literal["round_robin"] = Field(default="round_robin", description="which replica gets the next request")
 
     @property
@@ -50,7 +55,9 @@ class Fleet(_Section):
 class Served(_Section):
     """The model that is served, and at which precision."""
 
-    name: str = Field(description="name in the model catalogue")
+    name: str = Field(
+        description="name in the model catalogue, or a Hugging Face config.json (or its folder), relative to the study file"
+    )
     weight_dtype: WeightDtype = Field(default="bf16", description="precision of the weights")
     kv_dtype: KvDtype = Field(default="bf16", description="precision of the KV cache")
 
@@ -206,7 +213,7 @@ class DraftModel(_Chain):
     """A smaller model of the same vocabulary, with its own weights and KV cache, run k times."""
 
     method: Literal["draft_model"]
-    model: str = Field(description="name in the model catalogue")
+    model: str = Field(description="name in the model catalogue, or a config.json as for model.name")
 
 
 Speculation = Annotated[NoSpeculation | Eagle | DraftModel, Field(discriminator="method")]
@@ -326,6 +333,7 @@ def load_study(file: Path) -> Study:
 
 def resolve_study(document: dict[str, Any], file: Path | None = None) -> Study:
     """A parsed study document with every what-if merged over the baseline. Raises StudyError."""
+    document = _beside(document, file)
     baseline = document.get("baseline")
     whatif = document.get("whatif")
     if isinstance(baseline, dict) and isinstance(whatif, dict):
@@ -335,6 +343,35 @@ def resolve_study(document: dict[str, Any], file: Path | None = None) -> Study:
         }
         document = {**document, "whatif": merged}
     return validated(Study, document, error=StudyError, file=file)
+
+
+_FILES = (("model", "name"), ("speculation", "model"), ("fleet", "calibration"))
+"""Settings that may name a file, relative to the study's."""
+
+
+def _beside(document: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    """The document with files named by scenarios made absolute, so that nothing later has to know where the study lay."""
+    if file is None:
+        return document
+    folder = file.parent.absolute()
+
+    def placed(scenario: Any) -> Any:
+        if not isinstance(scenario, dict):
+            return scenario
+        changed = dict(scenario)
+        for section, key in _FILES:
+            table = scenario.get(section)
+            value = table.get(key) if isinstance(table, dict) else None
+            if isinstance(value, str) and (value.endswith(".json") or "/" in value):
+                changed[section] = {**changed[section], key: str(folder / value)}
+        return changed
+
+    result = dict(document)
+    if "baseline" in document:
+        result["baseline"] = placed(document["baseline"])
+    if isinstance(document.get("whatif"), dict):
+        result["whatif"] = {name: placed(each) for name, each in document["whatif"].items()}
+    return result
 
 
 def merged_over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

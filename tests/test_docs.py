@@ -107,7 +107,7 @@ def test_demo_end_to_end(tmp_path):
     html = (tmp_path / "demo/run/report.html").read_text()
     assert "12,031 rows read = 12,031 kept + 0 rejected" in html
     assert "spread over the log" in html
-    assert "Gains do not add up" in html
+    assert "interaction = (both" in html
     assert (tmp_path / "demo/study.toml").read_bytes() == (ROOT / "pipeline/studies/demo.toml").read_bytes()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.cost.capacity import KvCapacity, kv_capacity
 from pipeline.cost.drafter import Drafter, drafter_of
@@ -10,6 +12,7 @@ from pipeline.cost.lowered import LoweredCost, lower
 from pipeline.cost.model import StepCostModel
 from pipeline.cost.shapes import rank_shapes
 from schemas import hardware
+from schemas.calibration import Calibration, for_gpu, read_calibration, shipped
 from schemas.errors import CatalogError
 from schemas.study import Engine, Scenario
 
@@ -22,6 +25,24 @@ class Hardware:
     lowered: LoweredCost
     capacity: KvCapacity
     drafter: Drafter | None
+
+
+def calibration_of(scenario: Scenario) -> Calibration | None:
+    """The calibration that the scenario names, or the shipped one of its GPU, if there is one. Raises CatalogError."""
+    name, gpu = scenario.fleet.calibration, scenario.fleet.gpu
+    if name == "none":
+        return None
+    if name == "auto":
+        return for_gpu(gpu)
+    if name in shipped():
+        found = shipped()[name]
+    elif name.endswith(".json"):
+        found = read_calibration(Path(name))
+    else:
+        raise CatalogError(f"unknown calibration '{name}'", mend=f"known: auto, none, a file, {', '.join(shipped())}")
+    if found.gpu != gpu:
+        raise CatalogError(f"calibration {found.name} is for {found.gpu}, not {gpu}", mend="use 'auto'")
+    return found
 
 
 def graph_sizes(engine: Engine, drafts: int) -> tuple[int, ...]:
@@ -55,7 +76,8 @@ def build_hardware(scenario: Scenario) -> Hardware:
     drafter = drafter_of(scenario)
     engine = scenario.engine
     passes = 0 if drafter is None else drafter.passes
-    model = StepCostModel(gpu, shapes, served.weight_dtype, drafter, graph_sizes=graph_sizes(engine, passes))
+    calibration = calibration_of(scenario)
+    model = StepCostModel(gpu, shapes, served.weight_dtype, drafter, calibration, graph_sizes(engine, passes))
     return Hardware(
         cost_model=model,
         lowered=lower(
@@ -67,3 +89,30 @@ def build_hardware(scenario: Scenario) -> Hardware:
         capacity=kv_capacity(scenario, drafter),
         drafter=drafter,
     )
+
+
+def provenance(hardwares: Iterable[Hardware]) -> str:
+    """What the constants of these cost models rest on, in one sentence: the report's badge."""
+    seen: dict[str, None] = {}
+    for built in hardwares:
+        model = built.cost_model
+        calibration = model.calibration
+        if not calibration.sources:
+            seen[f"{model.gpu.name} not calibrated: data-sheet peaks at the shares that calibrated GPUs reach"] = None
+            continue
+        attention = [each for each in calibration.held_out if each.part.startswith("attention")]
+        worst = max((each.median for each in attention), default=None)
+        text = f"{model.gpu.name} calibrated from operator timings ({calibration.name}"
+        if worst is not None:
+            text += f"; held-out median error of attention up to {worst:.1%}"
+        defaults = [part for part in model.missing if _matters(part, model)]
+        text += ")" if not defaults else f"), defaults for {', '.join(defaults)}"
+        seen[text] = None
+    return "; ".join(seen)
+
+
+def _matters(part: str, model: StepCostModel) -> bool:
+    """Whether a missing part takes part in this model's steps."""
+    if part.startswith("experts"):
+        return model.shapes.experts is not None and part.endswith(model.weight_dtype)
+    return part != "allreduce" or model.shapes.allreduces > 0

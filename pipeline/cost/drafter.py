@@ -37,10 +37,21 @@ def drafter_of(scenario: Scenario) -> Drafter | None:
         if shapes.experts is not None:
             experts = shapes.experts
             body += experts.experts * experts.params * experts.layers * experts.bytes_per_weight
-        return Drafter(shapes, spec.k, body + fusion * 2.0 / tp, shapes.kv_bytes_per_token, drops_last_hit_block=True)
+        return Drafter(
+            shapes,
+            spec.k,
+            body + fusion * 2.0 / tp,
+            _kv_bytes(shapes),
+            drops_last_hit_block=True,
+        )
     if isinstance(spec, DraftModel):
         draft = hardware.model(spec.model)
         shapes = rank_shapes(draft, tp, "bf16", served.kv_dtype)
         weights = draft.weight_bytes("bf16", tp)
-        return Drafter(shapes, spec.k, weights, shapes.kv_bytes_per_token, drops_last_hit_block=False)
+        return Drafter(shapes, spec.k, weights, _kv_bytes(shapes), drops_last_hit_block=False)
     return None
+
+
+def _kv_bytes(shapes: RankShapes) -> float:
+    """Of one token, all layers."""
+    return shapes.attention.kv_bytes * shapes.attention.layers

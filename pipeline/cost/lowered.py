@@ -1,8 +1,9 @@
 """The cost model as the replay loop wants it: tables over small integers and a few coefficients.
 
-Everything in `StepCostModel` is a function of one integer (tokens, rows or sampled positions) or a maximum of two linear
-terms. The integers index tables, evaluated by the torch module itself in one batch; the linear terms become coefficients.
-So nothing is approximated: a lowered step equals the torch step to rounding (tested to 1e-6, in practice 1e-15).
+Everything in `StepCostModel` but attention is a function of one integer (tokens, rows or sampled positions): these index tables,
+evaluated by the torch module itself in one batch. Attention of one-query rows is linear between the nodes of a table over rows
+and contexts; of other calls it is the law itself, with its constants. So nothing is approximated: a lowered step equals the torch
+step to rounding (tested to 1e-6, in practice 1e-14).
 """
 
 from __future__ import annotations
@@ -13,10 +14,37 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipeline.cost.attention import CONTEXT_NODES, TILE_KEYS, TILE_QUERIES, Rows
 from pipeline.cost.model import StepCostModel
-from pipeline.jit import njit
+from pipeline.cost.shapes import RankShapes
+from pipeline.jit import inlined, njit
 
 Floats = NDArray[np.float64]
+
+
+class LoweredAttention(NamedTuple):
+    """The attention of one model, all layers. Constants of `pipeline/cost/attention.py` for its shape, in seconds."""
+
+    nodes: Floats  # [N] contexts
+    decode: Floats  # [max_rows + 1, N]
+    launch: float
+    block: float  # per thread block of every head over the SMs
+    unit: float
+    query: float
+    empty: float
+    longest_block: float  # the same for one thread block alone
+    longest_unit: float
+    stall: float
+    touch: float  # time to fetch what the SMs touch at once, over a unit's
+    group: float  # query heads that share KV
+    packs_groups: bool
+    spill_low: float
+    spill_high: float
+    spilled_per_key: float  # KV of one head over L2
+    traffic: float  # seconds per key
+    offset: float
+    sharpness: float
+    sms: float
 
 
 class LoweredCost(NamedTuple):
@@ -27,81 +55,210 @@ class LoweredCost(NamedTuple):
     sampling: Floats  # [max_sampled + 1]
     draft_first: Floats  # [max_tokens + 1], without attention and head
     draft_row: Floats  # [max_rows + 1]: the head of the first pass
-    draft_later: Floats  # [max_rows + 1]: body and head of each later pass
-    attention_per_pair: float
-    attention_per_context: float
-    draft_per_pair: float
-    draft_per_context: float
+    draft_later: Floats  # [max_rows + 1]: body and head of each later pass, without attention
+    attention: LoweredAttention
+    draft_attention: LoweredAttention
     overhead_step: float
     overhead_row: float
 
 
 def lower(model: StepCostModel, *, max_tokens: int, max_rows: int, max_sampled: int) -> LoweredCost:
-    """Tabulate `model` for every count up to the engine's limits. Takes milliseconds."""
+    """Tabulate `model` for every count up to the engine's limits. Takes tens of milliseconds."""
     with torch.no_grad():
         tokens = torch.arange(max_tokens + 1, dtype=torch.float64)
         rows = torch.arange(max_rows + 1, dtype=torch.float64)
         sampled = torch.arange(max_sampled + 1, dtype=torch.float64)
-        one = torch.ones(1, dtype=torch.float64)
-        zero = torch.zeros(1, dtype=torch.float64)
         shapes = model.shapes
+        attention = lower_attention(model, shapes, max_rows)
         nothing = np.zeros(1)
-        draft_first, draft_row, draft_later, draft_per_pair, draft_per_context = nothing, nothing, nothing, 0.0, 0.0
+        draft_first, draft_row, draft_later, draft_attention = nothing, nothing, nothing, attention
         if model.drafter is not None:
             drafter = model.drafter.shapes
-            launch = model.parameter("draft_pass_us") * 1e-6
-            body = model.body_seconds(drafter, tokens) + model.allreduce_seconds(drafter, tokens)
-            draft_first = (body + launch).numpy()
+            launch = model.host.parameter("draft_pass_us") * 1e-6
             head = model.head_seconds(drafter, rows)
-            draft_row = head.numpy()
+            body = model.body_seconds(drafter, tokens) + model.allreduce_seconds(drafter, tokens)
+            draft_first, draft_row = (body + launch).numpy(), head.numpy()
             later = model.body_seconds(drafter, rows) + model.allreduce_seconds(drafter, rows) + head + launch
             draft_later = later.numpy()
-            draft_per_pair = model.attention_seconds(drafter, one, zero).item()
-            draft_per_context = model.attention_seconds(drafter, zero, one).item()
+            draft_attention = lower_attention(model, drafter, max_rows)
         return LoweredCost(
             gemm=model.body_seconds(shapes, tokens).numpy(),
             communication=model.allreduce_seconds(shapes, tokens).numpy(),
-            sampling=(model.head_seconds(shapes, sampled) + model.sampler_seconds(shapes, sampled)).numpy(),
+            sampling=model.sampling_seconds(shapes, sampled).numpy(),
             draft_first=draft_first,
             draft_row=draft_row,
             draft_later=draft_later,
-            attention_per_pair=model.attention_seconds(shapes, one, zero).item(),
-            attention_per_context=model.attention_seconds(shapes, zero, one).item(),
-            draft_per_pair=draft_per_pair,
-            draft_per_context=draft_per_context,
-            overhead_step=model.parameter("step_us").item() * 1e-6,
-            overhead_row=model.parameter("sequence_us").item() * 1e-6,
+            attention=attention,
+            draft_attention=draft_attention,
+            overhead_step=model.host.parameter("step_us").item() * 1e-6,
+            overhead_row=model.host.parameter("sequence_us").item() * 1e-6,
         )
 
 
+def lower_attention(model: StepCostModel, shapes: RankShapes, max_rows: int) -> LoweredAttention:
+    """The attention of `shapes` for up to `max_rows` rows."""
+    shape, law, decode = shapes.attention, model.prefill_attention, model.decode_attention
+    constant = {name: law.parameter(name).item() for name in law.log_parameters}
+    scale = shape.layers * 1e-6
+    over_sms = scale * shape.q_heads / law.sms
+    unit = constant["unit_us"] * shape.flops_per_pair / 512.0
+    bandwidth = constant["bandwidth_gb_s"] * 1e3
+    sequences = torch.arange(max_rows + 1, dtype=torch.float64).clamp(min=1.0)
+    table = decode.at_nodes(shape, sequences[:, None], decode.nodes[None, :])
+    per_head = shape.kv_bytes / shape.kv_heads
+    return LoweredAttention(
+        nodes=np.array(CONTEXT_NODES),
+        decode=np.ascontiguousarray((scale * table).numpy()),
+        launch=scale * constant["launch_us"],
+        block=over_sms * constant["block_us"],
+        unit=over_sms * unit,
+        query=over_sms * constant["query_us"] / TILE_QUERIES,
+        empty=over_sms * constant["empty_us"],
+        longest_block=scale * constant["block_us"],
+        longest_unit=scale * unit,
+        stall=constant["stall"],
+        touch=TILE_KEYS * per_head * law.sms / bandwidth / unit,
+        group=float(shape.reads),
+        packs_groups=law.packs_groups,
+        spill_low=constant["spill_low"],
+        spill_high=constant["spill_low"] + constant["spill_high"],
+        spilled_per_key=per_head / law.l2_bytes,
+        traffic=scale * shape.kv_bytes / bandwidth,
+        offset=scale * constant["offset_us"],
+        sharpness=constant["sharpness"],
+        sms=float(law.sms),
+    )
+
+
 @njit
+def decode_seconds(attention: LoweredAttention, rows: int, mean_context: float) -> float:
+    """One query in every row: linear between the nodes around the mean context."""
+    nodes = attention.nodes
+    low, high = 0, nodes.shape[0] - 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if nodes[middle] < mean_context:
+            low = middle
+        else:
+            high = middle
+    share = (mean_context - nodes[low]) / (nodes[high] - nodes[low])
+    return float(attention.decode[rows, low] * (1.0 - share) + attention.decode[rows, high] * share)
+
+
+@njit
+def attention_seconds(
+    attention: LoweredAttention,
+    decode_rows: int,
+    decode_tokens: int,
+    decode_context: float,
+    decode_longest: float,
+    prefill_rows: int,
+    prefill_tokens: int,
+    prefill_context: float,
+    prefill_tiles: int,
+    prefill_units: float,
+    prefill_longest: float,
+    tiles_most: int,
+) -> tuple[float, float]:
+    """(share of the prefilling rows, share of the decoding ones); see `pipeline/cost/attention.py`."""
+    if prefill_rows == 0 and decode_tokens == decode_rows:
+        return 0.0, decode_seconds(attention, decode_rows, decode_context / decode_rows)
+    sequences = decode_rows + prefill_rows
+    queries = prefill_tokens + (decode_tokens if decode_tokens > decode_rows else 0)
+    decode_units = decode_context / TILE_KEYS + 0.5 * decode_rows
+    working, group = 1.0, attention.group
+    if attention.packs_groups:
+        working = max(1.0, decode_tokens / max(1, decode_rows) * group / TILE_QUERIES) / group
+        group = 1.0
+    tiles = decode_rows + prefill_tiles
+    load = (
+        attention.block * (working * decode_rows + prefill_tiles)
+        + attention.unit * (working * decode_units + prefill_units)
+        + attention.query * queries
+        + attention.empty * max(0, sequences * tiles_most - tiles)
+    )
+    longest_units = max(decode_longest / TILE_KEYS + 0.5, prefill_longest)
+    longest = attention.longest_block + attention.longest_unit * longest_units
+    makespan = max(load + 0.5 * longest, longest)
+    context = decode_context + prefill_context
+    spilled = (context * attention.spilled_per_key - attention.spill_low) / (attention.spill_high - attention.spill_low)
+    spilled = min(1.0, max(0.0, spilled))
+    again = 1.0 + spilled * (group - 1.0) * min(1.0, sequences / attention.sms)
+    at_once = min(group, max(1.0, attention.sms / tiles))
+    few = at_once / group * sequences / tiles
+    makespan *= 1.0 + attention.stall * max(0.0, attention.touch / at_once - 0.9) * few
+    traffic = attention.traffic * context * again + attention.offset
+    larger = max(makespan, traffic)
+    p = attention.sharpness
+    seconds = attention.launch + larger * ((makespan / larger) ** p + (traffic / larger) ** p) ** (1.0 / p)
+    share = prefill_units / (decode_units + prefill_units)
+    return seconds * share, seconds * (1.0 - share)
+
+
+@inlined
 def step_components(
     cost: LoweredCost,
-    tokens: int,
-    rows: int,
     sampled: int,
-    prefill_pairs: float,
-    prefill_context: float,
-    decode_pairs: float,
+    decode_rows: int,
+    decode_tokens: int,
     decode_context: float,
+    decode_longest: float,
+    prefill_rows: int,
+    prefill_tokens: int,
+    prefill_context: float,
+    prefill_tiles: int,
+    prefill_units: float,
+    prefill_longest: float,
+    tiles_most: int,
     draft_passes: int,
 ) -> tuple[float, float, float, float, float, float, float]:
-    """Seconds of one step by component, in the order of COMPONENTS."""
+    """Seconds of one step by component, in the order of COMPONENTS; the features are those of docs/replay.md."""
+    tokens, rows = decode_tokens + prefill_tokens, decode_rows + prefill_rows
+    prefill, decode = attention_seconds(
+        cost.attention,
+        decode_rows,
+        decode_tokens,
+        decode_context,
+        decode_longest,
+        prefill_rows,
+        prefill_tokens,
+        prefill_context,
+        prefill_tiles,
+        prefill_units,
+        prefill_longest,
+        tiles_most,
+    )
     draft = 0.0
     if draft_passes > 0:
-        pairs = prefill_pairs + decode_pairs
-        context = prefill_context + decode_context
-        attention = max(cost.draft_per_pair * pairs, cost.draft_per_context * context)
-        draft = cost.draft_first[tokens] + attention + cost.draft_row[rows]
+        first, second = attention_seconds(
+            cost.draft_attention,
+            decode_rows,
+            decode_tokens,
+            decode_context,
+            decode_longest,
+            prefill_rows,
+            prefill_tokens,
+            prefill_context,
+            prefill_tiles,
+            prefill_units,
+            prefill_longest,
+            tiles_most,
+        )
+        draft = cost.draft_first[tokens] + first + second + cost.draft_row[rows]
         if draft_passes > 1:
-            one_each = max(cost.draft_per_pair, cost.draft_per_context) * context
-            draft += (draft_passes - 1) * (cost.draft_later[rows] + one_each)
+            mean = (decode_context + prefill_context) / rows
+            draft += (draft_passes - 1) * (cost.draft_later[rows] + decode_seconds(cost.draft_attention, rows, mean))
     return (
         cost.gemm[tokens],
-        max(cost.attention_per_pair * prefill_pairs, cost.attention_per_context * prefill_context),
-        max(cost.attention_per_pair * decode_pairs, cost.attention_per_context * decode_context),
+        prefill,
+        decode,
         cost.communication[tokens],
         cost.sampling[sampled],
         draft,
         cost.overhead_step + cost.overhead_row * rows,
     )
+
+
+def features(rows: Rows, sampled: float, draft_passes: float) -> list[float]:
+    """One step's features in the module's order."""
+    return [sampled, *(float(each) for each in rows), draft_passes]

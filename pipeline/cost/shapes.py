@@ -18,7 +18,7 @@ ACTIVATION_BYTES = 2.0
 class Matrix:
     """A linear layer of one rank: `inputs x outputs` weights, `count` of them per pass."""
 
-    inputs: int
+    inputs: float
     outputs: float
     count: int
     bytes_per_weight: float
@@ -37,16 +37,36 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """One layer's attention on one rank."""
+
+    layers: int
+    q_heads: float
+    kv_heads: float  # heads whose KV is kept; 1 for a latent (MLA)
+    reads: float  # query heads that read the same KV each for itself: the group in GQA, 1 where they share a read (MLA)
+    kv_bytes: float  # per token
+    flops_per_pair: float  # per query head and query-key pair: scores, then values
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """The kernels between one layer's matrices, on one rank: bytes per token that each moves."""
+
+    layers: int
+    norms: tuple[float, ...]
+    rotary: float
+    activation: float
+
+
+@dataclass(frozen=True)
 class RankShapes:
     """One pass of a model on one rank of a tensor-parallel group."""
 
     matrices: tuple[Matrix, ...]
     experts: Experts | None
     head: Matrix | None
-    attention_flops_per_pair: float  # per query-key pair, all layers
-    kv_bytes_per_token: float  # read per token of context, all layers
-    pointwise_bytes_per_token: float  # norms, rotary, activation: all layers
-    kernels: int  # launches per pass
+    attention: Attention
+    pointwise: Pointwise
     allreduces: int
     message_bytes_per_token: float
     vocab: float
@@ -72,13 +92,13 @@ def rank_shapes(
     moe_layers = 0 if model.moe is None else max(0, depth - model.moe.dense_layers)
     matrices = [*_attention_matrices(model, tp, depth, weight)]
     if depth > moe_layers:
-        matrices += _mlp_matrices(model.hidden, model.intermediate, tp, depth - moe_layers, weight)
+        matrices += _mlp_matrices(model, model.intermediate, tp, depth - moe_layers, weight)
     experts = None
     if model.moe is not None and moe_layers:
         matrices.append(Matrix(model.hidden, model.moe.experts, moe_layers, BYTES_PER_WEIGHT["bf16"]))
         if model.moe.shared_experts:
             shared = model.moe.expert_intermediate * model.moe.shared_experts
-            matrices += _mlp_matrices(model.hidden, shared, tp, moe_layers, weight)
+            matrices += _mlp_matrices(model, shared, tp, moe_layers, weight)
         experts = Experts(
             experts=model.moe.experts,
             per_token=model.moe.experts_per_token,
@@ -87,15 +107,12 @@ def rank_shapes(
             layers=moe_layers,
             bytes_per_weight=weight,
         )
-    share = model.kv_elements_per_token(tp) / model.layers * depth
     return RankShapes(
         matrices=tuple(matrices),
         experts=experts,
         head=Matrix(model.hidden, model.vocab / tp, 1, BYTES_PER_WEIGHT["bf16"]),
-        attention_flops_per_pair=depth * _attention_flops_per_pair(model, tp),
-        kv_bytes_per_token=share * BYTES_PER_KV[kv_dtype],
-        pointwise_bytes_per_token=depth * _pointwise_bytes(model, tp),
-        kernels=depth * (9 if model.moe is None else 13),
+        attention=_attention(model, tp, depth, kv_dtype),
+        pointwise=_pointwise(model, tp, depth),
         allreduces=0 if tp == 1 else 2 * depth,
         message_bytes_per_token=model.hidden * ACTIVATION_BYTES,
         vocab=model.vocab / tp,
@@ -110,38 +127,41 @@ def _attention_matrices(model: Model, tp: int, layers: int, weight: float) -> li
         qk_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
         return [  # the two down-projections are repeated on every rank
             Matrix(model.hidden, mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim, layers, weight),
-            Matrix(mla.q_lora_rank, heads * qk_dim, layers, weight),
+            Matrix(mla.q_lora_rank or model.hidden, heads * qk_dim, layers, weight),
             Matrix(mla.kv_lora_rank, heads * (mla.qk_nope_head_dim + mla.v_head_dim), layers, weight),
-            Matrix(model.hidden, heads * mla.v_head_dim, layers, weight),
+            Matrix(heads * mla.v_head_dim, model.hidden, layers, weight),
         ]
     kv_heads = max(1.0, model.kv_heads / tp)
     return [
         Matrix(model.hidden, (model.q_heads / tp + 2 * kv_heads) * model.head_dim, layers, weight),
-        Matrix(model.hidden, model.q_heads / tp * model.head_dim, layers, weight),
+        Matrix(model.q_heads / tp * model.head_dim, model.hidden, layers, weight),
     ]
 
 
-def _mlp_matrices(hidden: int, intermediate: int, tp: int, layers: int, weight: float) -> list[Matrix]:
+def _mlp_matrices(model: Model, intermediate: int, tp: int, layers: int, weight: float) -> list[Matrix]:
+    """Gate and up as one matrix (up alone where there is no gate), and down."""
     return [
-        Matrix(hidden, 2 * intermediate / tp, layers, weight),
-        Matrix(hidden, intermediate / tp, layers, weight),
+        Matrix(model.hidden, (model.mlp_matrices - 1) * intermediate / tp, layers, weight),
+        Matrix(intermediate / tp, model.hidden, layers, weight),
     ]
 
 
-def _attention_flops_per_pair(model: Model, tp: int) -> float:
-    """Two multiply-adds per element of a head: scores, then values. MLA attends in the latent space (absorbed form)."""
+def _attention(model: Model, tp: int, layers: int, kv_dtype: KvDtype) -> Attention:
+    """GQA by heads. MLA attends in the latent space (absorbed form): every head reads the one latent."""
+    kv_bytes = model.kv_elements_per_token(tp) / model.layers * BYTES_PER_KV[kv_dtype]
     if model.mla is not None:
         mla = model.mla
-        return 2 * model.q_heads / tp * (2 * mla.kv_lora_rank + mla.qk_rope_head_dim)
-    return 4 * model.q_heads / tp * model.head_dim
+        flops = 2.0 * (2 * mla.kv_lora_rank + mla.qk_rope_head_dim)
+        return Attention(layers, model.q_heads / tp, 1.0, 1.0, kv_bytes, flops)
+    q_heads, kv_heads = model.q_heads / tp, max(1.0, model.kv_heads / tp)
+    return Attention(layers, q_heads, kv_heads, q_heads / kv_heads, kv_bytes, 4.0 * model.head_dim)
 
 
-def _pointwise_bytes(model: Model, tp: int) -> float:
-    """Bytes moved between the matrices of one layer, per token.
-
-    Two norms with residual (two reads, two writes of `hidden` each), rotary (read and write of queries), gated activation
-    (two reads, one write of the MLP's width; top-k widths in a mixture of experts).
+def _pointwise(model: Model, tp: int, layers: int) -> Pointwise:
+    """Two norms that add the residual (two reads, two writes of `hidden`), rotary (queries and keys read and written), gated
+    activation (two reads, one write of the MLP's width; top-k widths in a mixture of experts; one read without a gate).
     """
     width = model.intermediate if model.moe is None else model.moe.expert_intermediate * model.moe.experts_per_token
-    elements = 8 * model.hidden + 2 * model.q_heads * model.head_dim / tp + 3 * width / tp
-    return elements * ACTIVATION_BYTES
+    norm = 4.0 * model.hidden * ACTIVATION_BYTES
+    rotated = 2.0 * (model.q_heads + model.kv_heads) * model.head_dim / tp * ACTIVATION_BYTES
+    return Pointwise(layers, (norm, norm), rotated, model.mlp_matrices * width / tp * ACTIVATION_BYTES)

@@ -252,13 +252,18 @@ def run_replica(
             continue
         gemm, prefill, decode, communication, sampling, draft, overhead = step_components(
             cost,
-            batch.tokens,
-            batch.rows,
             batch.sampled,
-            float(batch.prefill_pairs),
-            float(batch.prefill_context),
-            float(batch.decode_pairs),
+            batch.decode_rows,
+            batch.decode_tokens,
             float(batch.decode_context),
+            float(batch.decode_longest),
+            batch.prefill_rows,
+            batch.prefill_tokens,
+            float(batch.prefill_context),
+            batch.prefill_tiles,
+            float(batch.prefill_units),
+            float(batch.prefill_longest),
+            batch.tiles_most,
             settings.draft_tokens,
         )
         duration = gemm + prefill + decode + communication + sampling + draft + overhead

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.cost.attention import TILE_KEYS, TILE_QUERIES
 from pipeline.jit import inlined, njit
 from pipeline.replay.chains import Chains
 from pipeline.replay.pool import allocate, free_blocks, lookup, register, release, shorten, touch, unheld_hits
@@ -118,15 +119,19 @@ def new_running(requests: int, max_sequences: int) -> Running:
 class Batch(NamedTuple):
     """The step's make-up: the cost model's features (docs/replay.md) and what the timeline counts."""
 
-    tokens: int
     rows: int
     sampled: int
-    prefill_tokens: int
+    decode_rows: int
     decode_tokens: int
-    prefill_pairs: int
-    prefill_context: int
-    decode_pairs: int
     decode_context: int
+    decode_longest: int
+    prefill_rows: int
+    prefill_tokens: int
+    prefill_context: int
+    prefill_tiles: int
+    prefill_units: int
+    prefill_longest: int
+    tiles_most: int
     drafts: int
     hit_tokens: int
     rehit_tokens: int
@@ -202,6 +207,58 @@ def preempt(
     push_waiting_first(waiting, victim)
 
 
+@njit
+def tiles_and_units(computed: int, tokens: int) -> tuple[int, int]:
+    """Tiles of 64 queries that a chunk has, and blocks of 128 keys that these walk through, each up to its last query."""
+    tiles = (tokens + TILE_QUERIES - 1) // TILE_QUERIES
+    units = 0
+    for tile in range(1, tiles + 1):
+        keys = computed + min(tokens, tile * TILE_QUERIES)
+        units += (keys + TILE_KEYS - 1) // TILE_KEYS
+    return tiles, units
+
+
+@njit
+def counted_again(
+    requests: Requests, running: Running, rows: int
+) -> tuple[int, int, int, int, int, int, int, int, int, int, int, int]:
+    """The batch's make-up once more, after a row was taken back: the first features of `Batch` from decode_rows on, and drafts."""
+    decode_rows = decode_tokens = decode_context = decode_longest = drafts = 0
+    prefill_rows = prefill_tokens = prefill_context = prefill_tiles = prefill_units = prefill_longest = tiles_most = 0
+    for place in range(rows):
+        request, tokens = running.requests[place], running.tokens[place]
+        context = requests.computed[request] + tokens
+        drafts += running.drafts[place]
+        if decodes(requests, request):
+            decode_rows += 1
+            decode_tokens += tokens
+            decode_context += context
+            decode_longest = max(decode_longest, context)
+        else:
+            tiles, units = tiles_and_units(requests.computed[request], tokens)
+            prefill_rows += 1
+            prefill_tokens += tokens
+            prefill_context += context
+            prefill_tiles += tiles
+            prefill_units += units
+            prefill_longest = max(prefill_longest, (context + TILE_KEYS - 1) // TILE_KEYS)
+            tiles_most = max(tiles_most, tiles)
+    return (
+        decode_rows,
+        decode_tokens,
+        decode_context,
+        decode_longest,
+        prefill_rows,
+        prefill_tokens,
+        prefill_context,
+        prefill_tiles,
+        prefill_units,
+        prefill_longest,
+        tiles_most,
+        drafts,
+    )
+
+
 @inlined
 def schedule(
     settings: Settings,
@@ -218,8 +275,9 @@ def schedule(
 ) -> Batch:
     """Decide step number `step`. Mutates all but settings and chains; returns what the cost model needs to know."""
     budget = settings.max_batched_tokens
-    prefill_tokens = decode_tokens = drafts_scheduled = 0
-    prefill_pairs = prefill_context = decode_pairs = decode_context = 0
+    decode_rows = decode_tokens = decode_context = decode_longest = drafts_scheduled = 0
+    prefill_rows = prefill_tokens = prefill_context = prefill_tiles = prefill_units = prefill_longest = tiles_most = 0
+    taken_back = False
     hit_tokens = rehit_tokens = preemptions = 0
     threshold = settings.long_prefill_token_threshold if settings.long_prefill_token_threshold > 0 else budget
     register_now = settings.prefix_caching and settings.visible == VISIBLE_SCHEDULED
@@ -242,20 +300,8 @@ def schedule(
             while needed > free_blocks(pool):
                 victim_place = choose_victim(waiting, running)
                 if victim_place < place:  # take its row back
-                    victim = running.requests[victim_place]
-                    taken = running.tokens[victim_place]
-                    before = requests.computed[victim]
-                    budget += taken
-                    drafts_scheduled -= running.drafts[victim_place]
-                    pairs = taken * np.int64(before) + (taken * (taken + 1)) // 2
-                    if decodes(requests, victim):
-                        decode_tokens -= taken
-                        decode_pairs -= pairs
-                        decode_context -= before + taken
-                    else:
-                        prefill_tokens -= taken
-                        prefill_pairs -= pairs
-                        prefill_context -= before + taken
+                    budget += running.tokens[victim_place]
+                    taken_back = True
                 preempt(pool, requests, waiting, running, victim_place, step, now_s, target_sum, draft_sum)
                 preemptions += 1
                 if victim_place == place:
@@ -273,16 +319,38 @@ def schedule(
         running.drafts[place] = drafts
         budget -= tokens
         drafts_scheduled += drafts
-        pairs = tokens * np.int64(computed) + (tokens * (tokens + 1)) // 2
+        context = computed + tokens
         if pending == 1 and requests.emitted[request] > 0:
+            decode_rows += 1
             decode_tokens += tokens
-            decode_pairs += pairs
-            decode_context += computed + tokens
+            decode_context += context
+            decode_longest = max(decode_longest, context)
         else:
+            tiles, units = tiles_and_units(computed, tokens)
+            prefill_rows += 1
             prefill_tokens += tokens
-            prefill_pairs += pairs
-            prefill_context += computed + tokens
+            prefill_context += context
+            prefill_tiles += tiles
+            prefill_units += units
+            prefill_longest = max(prefill_longest, (context + TILE_KEYS - 1) // TILE_KEYS)
+            tiles_most = max(tiles_most, tiles)
         place += 1
+
+    if taken_back:
+        (
+            decode_rows,
+            decode_tokens,
+            decode_context,
+            decode_longest,
+            prefill_rows,
+            prefill_tokens,
+            prefill_context,
+            prefill_tiles,
+            prefill_units,
+            prefill_longest,
+            tiles_most,
+            drafts_scheduled,
+        ) = counted_again(requests, running, place)
 
     # Waiting requests.
     if preemptions == 0:
@@ -336,28 +404,38 @@ def schedule(
             running.drafts[place] = 0
             running.counts[RUNNING_COUNT] += 1
             budget -= tokens
-            pairs = tokens * np.int64(computed) + (tokens * (tokens + 1)) // 2
+            context = computed + tokens
             if pending == 1 and requests.emitted[request] > 0:
+                decode_rows += 1
                 decode_tokens += tokens
-                decode_pairs += pairs
-                decode_context += computed + tokens
+                decode_context += context
+                decode_longest = max(decode_longest, context)
             else:
+                tiles, units = tiles_and_units(computed, tokens)
+                prefill_rows += 1
                 prefill_tokens += tokens
-                prefill_pairs += pairs
-                prefill_context += computed + tokens
+                prefill_context += context
+                prefill_tiles += tiles
+                prefill_units += units
+                prefill_longest = max(prefill_longest, (context + TILE_KEYS - 1) // TILE_KEYS)
+                tiles_most = max(tiles_most, tiles)
             place += 1
 
     running.counts[SCHEDULED] = place
     return Batch(
-        prefill_tokens + decode_tokens,
         place,
         place + drafts_scheduled,
-        prefill_tokens,
+        decode_rows,
         decode_tokens,
-        prefill_pairs,
-        prefill_context,
-        decode_pairs,
         decode_context,
+        decode_longest,
+        prefill_rows,
+        prefill_tokens,
+        prefill_context,
+        prefill_tiles,
+        prefill_units,
+        prefill_longest,
+        max(tiles_most, min(decode_rows, 1)),
         drafts_scheduled,
         hit_tokens,
         rehit_tokens,

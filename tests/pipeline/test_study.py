@@ -44,7 +44,7 @@ def test_the_run_folder_is_as_documented(run_folder):
     ]  # fmt: skip
     manifest = read_manifest(run_folder)
     assert manifest.study["baseline"]["engine"]["block_tokens"] == 16, "resolved, defaults included"
-    assert "not calibrated" in manifest.cost_model
+    assert "h100-sxm calibrated from operator timings (h100-sxm-vllm-" in manifest.cost_model
     for scenario in ("baseline", "caching", "speculation", "both"):
         for seed in (1, 2):
             part = f"scenario={scenario}/seed={seed}/part-0.parquet"

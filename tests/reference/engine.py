@@ -6,14 +6,15 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 
 from schemas.outcome import COMPONENTS
 from tests.reference import Key, ReferenceConfig, Request, RequestSpec, uniform
 from tests.reference import mix as mix
 from tests.reference.pool import Block, KvPool
 
-StepComponents = Callable[[int, int, int, float, float, float, float, int], tuple[float, ...]]
-"""(tokens, rows, sampled, prefill_pairs, prefill_context, decode_pairs, decode_context, draft_passes) -> COMPONENTS"""
+StepComponents = Callable[..., tuple[float, ...]]
+"""(the features of docs/replay.md, in its order) -> COMPONENTS"""
 
 
 @dataclass
@@ -27,8 +28,10 @@ class Row:
     computed: int
 
     @property
-    def pairs(self) -> int:
-        return sum(self.computed + i for i in range(1, self.tokens + 1))
+    def tiles(self) -> list[int]:
+        """For each tile of 64 queries, the blocks of 128 keys up to its last query."""
+        ends = [*range(64, self.tokens, 64), self.tokens]
+        return [ceil((self.computed + end) / 128) for end in ends]
 
     @property
     def context(self) -> int:
@@ -108,13 +111,18 @@ class Replica:
         prefill = [row for row in rows if not row.decode]
         decode = [row for row in rows if row.decode]
         parts = self.step_components(
-            sum(row.tokens for row in rows),
-            len(rows),
             len(rows) + sum(row.drafts for row in rows),
-            float(sum(row.pairs for row in prefill)),
-            float(sum(row.context for row in prefill)),
-            float(sum(row.pairs for row in decode)),
+            len(decode),
+            sum(row.tokens for row in decode),
             float(sum(row.context for row in decode)),
+            float(max((row.context for row in decode), default=0)),
+            len(prefill),
+            sum(row.tokens for row in prefill),
+            float(sum(row.context for row in prefill)),
+            sum(len(row.tiles) for row in prefill),
+            float(sum(sum(row.tiles) for row in prefill)),
+            float(max((row.tiles[-1] for row in prefill), default=0)),
+            max(1 if row.decode else len(row.tiles) for row in rows),
             self.config.k,
         )
         duration = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 from hypothesis import event, given, settings
@@ -16,7 +17,25 @@ UNIT = (0.25, 0.125, 0.0625, 0.0625, 0.125, 0.25, 0.125)
 """Adds up to 1.0 without rounding: target parts 0.5, sampling 0.125, draft 0.25, overhead 0.125."""
 
 
-def run(*specs: tuple, **changes) -> tuple[ReferenceResult, list[tuple]]:
+class Asked(NamedTuple):
+    """The features of docs/replay.md."""
+
+    sampled: int = 0
+    decode_rows: int = 0
+    decode_tokens: int = 0
+    decode_context: int = 0
+    decode_longest: int = 0
+    prefill_rows: int = 0
+    prefill_tokens: int = 0
+    prefill_context: int = 0
+    prefill_tiles: int = 0
+    prefill_units: int = 0
+    prefill_longest: int = 0
+    tiles_most: int = 0
+    draft_passes: int = 0
+
+
+def run(*specs: tuple, **changes) -> tuple[ReferenceResult, list[Asked]]:
     """Replay (arrival, input, output, ids) with blocks of 4 tokens; the result, and what the cost model was asked."""
     trace = [RequestSpec(*spec) for spec in specs]
     block = changes.setdefault("block_tokens", 4)
@@ -24,9 +43,17 @@ def run(*specs: tuple, **changes) -> tuple[ReferenceResult, list[tuple]]:
     blocks = changes.setdefault("pool_blocks", 20)
     changes.setdefault("max_model_len", blocks * block)
     config = ReferenceConfig(**({"replicas": 1, "max_batched_tokens": 100, "max_sequences": 8} | changes))
-    asked: list[tuple] = []
-    result = replay(trace, config, lambda *features: asked.append(features) or UNIT)
+    asked: list[Asked] = []
+    result = replay(trace, config, lambda *features: asked.append(Asked(*features)) or UNIT)
     return result, asked
+
+
+def prefill(rows: int, tokens: int, context: int, **more: int) -> Asked:
+    """What a step of short prefilling rows asks: every one is a tile of 64 queries, with one block of 128 keys."""
+    return Asked(
+        sampled=rows + more.get("decode_rows", 0), prefill_rows=rows, prefill_tokens=tokens, prefill_context=context,
+        prefill_tiles=rows, prefill_units=rows, prefill_longest=1, tiles_most=1,
+    )._replace(**more)  # fmt: skip
 
 
 def each(result: ReferenceResult, name: str) -> list:
@@ -71,7 +98,7 @@ def test_documented_vector_of_vllm():
     assert each(result, "hit_tokens") == [0, 8, 12]
     assert each(result, "scheduled_s") == [0, 2, 10]
     assert each(result, "finish_s") == [3, 3, 11]
-    assert asked[-1] == (17, 1, 1, 17 * 12 + 153, 29, 0, 0, 0)  # 17 * 18 / 2 = 153
+    assert asked[-1] == prefill(1, 17, 29)
     assert free(result) == [9, 3, 5, 8, 7, 4, 6, 2, 1, 0]
     assert result.evicted_blocks == 0
 
@@ -81,7 +108,7 @@ def test_a_hit_in_the_same_step():
     result, asked = run((0, 9, 1, [1, 2]), (0, 9, 1, [1, 2]), prefix_caching=True)
     assert each(result, "hit_tokens") == [0, 8]
     # r0: 9 * 10 / 2 = 45 pairs over 9; r1: 1 * 8 + 1 = 9 pairs over 9. Two shared blocks, and one each.
-    assert asked == [(10, 2, 2, 54, 18, 0, 0, 0)]
+    assert asked == [prefill(2, 10, 18)]
     assert result.timelines[0][0]["kv_used_blocks_mean"] == 4
 
 
@@ -93,8 +120,8 @@ def test_at_least_one_token_is_computed():
     """
     result, asked = run((0, 8, 1, [1, 2]), (5, 8, 1, [1, 2]), (9, 9, 1, [1, 2]), pool_blocks=8, prefix_caching=True)
     assert each(result, "hit_tokens") == [0, 4, 8]
-    assert asked[1] == (4, 1, 1, 4 * 4 + 10, 8, 0, 0, 0)
-    assert asked[2] == (1, 1, 1, 1 * 8 + 1, 9, 0, 0, 0)  # one token, but its first: a prefill row
+    assert asked[1] == prefill(1, 4, 8)
+    assert asked[2] == prefill(1, 1, 9)  # one token, but its first: a prefill row
     assert free(result) == [3, 4, 5, 6, 7, 2, 1, 0]
 
 
@@ -129,10 +156,10 @@ def test_a_prompt_is_cut_into_chunks_by_the_budget():
     """
     result, asked = run((0, 20, 2, None), (0, 6, 1, None), max_batched_tokens=8)
     assert asked == [
-        (8, 1, 1, 36, 8, 0, 0, 0),  # 8 * 9 / 2
-        (8, 1, 1, 8 * 8 + 36, 16, 0, 0, 0),
-        (8, 2, 2, (4 * 16 + 10) + 10, 20 + 4, 0, 0, 0),
-        (3, 2, 2, 2 * 4 + 3, 6, 1 * 20 + 1, 21, 0),
+        prefill(1, 8, 8),
+        prefill(1, 8, 16),
+        prefill(2, 8, 20 + 4),
+        prefill(1, 2, 6, decode_rows=1, decode_tokens=1, decode_context=21, decode_longest=21),
     ]
     assert each(result, "scheduled_s") == [0, 2]
     assert (each(result, "first_token_s"), each(result, "finish_s")) == ([3, 4], [4, 4])
@@ -168,7 +195,7 @@ def test_the_last_admitted_is_preempted_and_hits_its_own_blocks():
     assert each(result, "hit_tokens") == [0, 0]  # at the first admission only
     assert each(result, "emitting_steps") == [5, 4]
     assert result.evicted_blocks == 3
-    assert asked[5] == (3, 1, 1, 3 * 4 + 6, 7, 0, 0, 0)  # more than one token to compute: a prefill row again
+    assert asked[5] == prefill(1, 3, 7)  # more than one token to compute: a prefill row again
     # r1 ran in the steps at t=1, 2 and 5 after its first token; r0 in those at t=1, 2, 3, 4.
     assert each(result, "decode_target_s") == [2.0, 1.5]
     assert each(result, "decode_draft_s") == [1.0, 0.75]
@@ -189,7 +216,8 @@ def test_a_request_can_preempt_itself_and_goes_to_the_head():
     assert each(result, "recomputed_tokens") == [0, 2, 0]
     assert each(result, "scheduled_s") == [0, 0, 4]
     assert each(result, "finish_s") == [3, 4, 5]
-    assert [features[:2] for features in asked] == [(2, 2), (2, 2), (1, 1), (3, 1), (1, 1)]
+    batches = [(each.decode_tokens + each.prefill_tokens, each.decode_rows + each.prefill_rows) for each in asked]
+    assert batches == [(2, 2), (2, 2), (1, 1), (3, 1), (1, 1)]
 
 
 def test_too_long_prompts_are_refused_and_outputs_end_at_the_limit():
@@ -202,14 +230,93 @@ def test_too_long_prompts_are_refused_and_outputs_end_at_the_limit():
     assert each(result, "finish_s") == [None, 1, 4]
 
 
+def test_a_row_of_lower_priority_is_taken_back():
+    """Blocks of 1, budget 4. B (priority 2) runs from t=0, C (0) and D (1, a prompt of 9) from t=1: D gets what is left, 2 a step.
+
+    At t=3 nine of ten blocks are held. B's fourth block is the last; C needs one. B is the victim although its row is scheduled: its 4
+    blocks and its token come back. C takes a block, D 3 tokens instead of 2, in 3 blocks.
+    """
+    b, c, d = (0, 1, 9, None, 2), (0.5, 1, 9, None, 0), (0.6, 9, 1, None, 1)
+    result, asked = run(
+        b, c, d, block_tokens=1, pool_blocks=10, max_batched_tokens=4, scheduling="priority", reserve_full_isl=False
+    )  # fmt: skip
+    assert asked[2] == prefill(1, 2, 4, decode_rows=2, decode_tokens=2, decode_context=3 + 2, decode_longest=3)
+    assert asked[3] == prefill(1, 3, 7, decode_rows=1, decode_tokens=1, decode_context=3, decode_longest=3)
+    assert result.requests[0].preemptions >= 1
+
+
+def test_the_waiting_go_by_priority_then_arrival():
+    trace = [(0, 2, 1, None, 0), (0.1, 2, 1, None, 2), (0.2, 2, 1, None, 1), (0.3, 2, 1, None, 1), (0.4, 2, 1, None, 2)]
+    result, _ = run(*trace, max_sequences=1, scheduling="priority")
+    assert each(result, "scheduled_s") == [0, 3, 1, 2, 4]
+
+
+def test_the_longest_prefix_goes_first_and_one_computes_for_the_others():
+    """r0 leaves ids 1 2 in the cache. Of those that wait at t=2 r3 hits 8 tokens and goes first. r1 and r2 hit nothing and share
+    their first 4 tokens: r2 goes behind r4, which hits nothing either but shares with nobody. One sequence at a time."""
+    r0 = (0, 9, 2, [1, 2])
+    waiting = [(0.1, 9, 1, [5, 6]), (0.2, 9, 1, [5, 7]), (0.3, 9, 1, [1, 2]), (0.4, 9, 1, [8, 9])]
+    result, _ = run(
+        r0, *waiting, max_sequences=1, prefix_caching=True, scheduling="longest_prefix", lpm_shared_tokens=4
+    )
+    # At t=3 r1 is noted again, first in the order r1 r4 r2; at t=4 r2 hits r1's first block and overtakes r4.
+    assert each(result, "scheduled_s") == [0, 3, 4, 2, 5]
+    assert each(result, "hit_tokens") == [0, 0, 4, 8, 0]
+
+
+def test_what_each_policy_evicts():
+    """Three blocks of 4. X (id 1), Y (id 2) and X again leave X used twice and released last; one more block is needed then.
+
+    One block stays blank for the token after each prompt. LRU and LFU take Y, FIFO takes X, which was registered first, and so does
+    prefix_priority for nothing: both are a sequence's first block, and Y was released before.
+    """
+    x, y, z = [1], [2], [3]
+    trace = [(0, 5, 1, x), (10, 5, 1, y), (20, 5, 1, x), (30, 5, 1, z), (40, 5, 1, x), (50, 5, 1, y)]
+    hits = {
+        policy: each(run(*trace, pool_blocks=3, prefix_caching=True, policy=policy, priority_blocks=1)[0], "hit_tokens")
+        for policy in ("lru", "lfu", "fifo", "prefix_priority")
+    }
+    assert hits["lru"] == hits["prefix_priority"] == hits["lfu"] == [0, 0, 4, 0, 4, 0]
+    assert hits["fifo"][:5] == [0, 0, 4, 0, 0]
+
+
+def test_a_time_to_live_of_five_seconds():
+    """X is released at t=1. A use 5 s later still hits and renews it (lru); 5.5 s later it is gone. From its registration at t=0
+    (fifo), which a use does not renew, 5 s later is t=5."""
+    trace = [(0, 5, 1, [1]), (6, 5, 1, [1]), (12, 5, 1, [1]), (18.5, 5, 1, [1])]
+    renewed, _ = run(*trace, prefix_caching=True, policy="lru", ttl_s=5.0)
+    assert each(renewed, "hit_tokens") == [0, 4, 4, 0]
+    assert renewed.timelines[0][1]["expired_blocks"] == 1, "at 13 + 5, in the second ten seconds; the last one stays"
+    written, _ = run(*trace, prefix_caching=True, policy="fifo", ttl_s=5.0)
+    assert each(written, "hit_tokens") == [0, 0, 0, 0]
+
+
+def test_merged_copies_give_their_blocks_back():
+    """Both compute id 1 in the same step, visible after it: two blocks for it when kept, one when merged."""
+    trace = (0, 5, 3, [1]), (0, 5, 3, [1])
+    for merged, blocks in ((False, 4), (True, 3)):
+        result, _ = run(*trace, prefix_caching=True, visible="step", merge_duplicates=merged, interval_s=1.0)
+        assert result.timelines[0][1]["kv_used_blocks_mean"] == blocks
+
+
+def test_gaps_between_tokens():
+    """Emissions at t = 1, 2, 3, then a preemption of two steps: the longest gap is 3 s; numpy's linear 99th percentile of 1, 1, 3."""
+    result, _ = run((0, 2, 4, None))
+    assert (result.requests[0].itl_max_s, result.requests[0].itl_p99_s) == (1, 1)
+    single, _ = run((0, 2, 1, None))
+    assert single.requests[0].itl_max_s is None
+
+
 # Speculation
 
 
 def test_drafts_are_cut_by_the_budget():
     """k = 3, all accepted, budget 6. At t=1 r0 verifies 3 drafts with 4 tokens, r1 has 2 tokens left: 1 draft of 3."""
     result, asked = run((0, 2, 9, None), (0, 2, 5, None), max_batched_tokens=6, conditional_acceptance=(1.0, 1.0, 1.0))
-    assert asked[0] == (4, 2, 2, 3 + 3, 4, 0, 0, 3)
-    assert asked[1] == (6, 2, 2 + 4, 0, 0, (4 * 2 + 10) + (2 * 2 + 3), 6 + 4, 3)
+    assert asked[0] == prefill(2, 4, 4, draft_passes=3)
+    assert asked[1] == Asked(
+        sampled=2 + 4, decode_rows=2, decode_tokens=6, decode_context=6 + 4, decode_longest=6, tiles_most=1, draft_passes=3
+    )  # fmt: skip
     assert each(result, "finish_s") == [3, 3]  # 1 + 4 + 4 tokens; 1 + 2 + 2
     assert each(result, "draft_tokens") == each(result, "accepted_tokens") == [6, 2]
     assert each(result, "truncated_drafts") == [0, 4]
@@ -220,7 +327,7 @@ def test_rejected_drafts_are_rewound_but_had_their_blocks():
     """k = 2, none accepted, 3 tokens: at admission 3 + 2 = 5 slots need 2 blocks; then 3 + 3 + 2 = 8 need 2, 4 + 3 + 2 = 9
     need 3. Each step emits one token."""
     result, asked = run((0, 3, 3, None), conditional_acceptance=(0.0, 0.0))
-    assert [features[5:7] for features in asked] == [(0, 0), (3 * 3 + 6, 6), (3 * 4 + 6, 7)]
+    assert [(each.decode_tokens, each.decode_context) for each in asked] == [(0, 0), (3, 6), (3, 7)]
     assert result.timelines[0][0]["kv_used_blocks_mean"] == 2 + 2 + 3
     assert (each(result, "draft_tokens"), each(result, "accepted_tokens")) == ([4], [0])
     assert each(result, "finish_s") == [3]

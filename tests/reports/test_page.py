@@ -215,7 +215,9 @@ def test_observed_latencies_are_compared(small_trace, tmp_path):
 
 
 def test_the_demo_badge_and_the_decision(page):
-    assert "Cost model not calibrated: default efficiencies" in page.text
+    assert (
+        "Cost model h100-sxm calibrated from operator timings (h100-sxm-vllm-0.24; held-out median error" in page.text
+    )
     assert (
         "Service level: 95 % of requests with TTFT at most 10.0 s, and as many with TPOT at most 100 ms." in page.text
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from pipeline.cost.build import build_hardware
-from pipeline.cost.lowered import step_components
-from pipeline.cost.model import FEATURES
+from pipeline.cost.attention import Rows
+from pipeline.cost.build import build_hardware, provenance
+from pipeline.cost.lowered import features, step_components
+from pipeline.cost.model import StepCostModel
+from pipeline.replay.scheduler import tiles_and_units
 from schemas import hardware
 from schemas.errors import CapacityError, CatalogError
 from schemas.hardware import GIB
@@ -26,148 +28,178 @@ DRAFT = {
 }
 
 
-def scenario(gpu="h100-sxm", model="llama-3.1-70b", tp=4, **more):
+def scenario(gpu="h100-sxm", model="llama-3.1-70b", tp=4, weights="bf16", calibration="auto", **more):
     return Scenario.model_validate(
-        {"fleet": {"gpu": gpu, "replicas": 1, "tensor_parallel": tp}, "model": {"name": model}, **more}
+        {
+            "fleet": {"gpu": gpu, "replicas": 1, "tensor_parallel": tp, "calibration": calibration},
+            "model": {"name": model, "weight_dtype": weights},
+            **more,
+        }
     )
 
 
 SCENARIOS = {
     "dense": scenario(),
+    "not calibrated": scenario(gpu="mi300x", tp=2),
     "eagle": scenario(speculation=EAGLE),
     "draft model": scenario(speculation=DRAFT),
     "moe": scenario(model="qwen3-30b-a3b", tp=1),
-    "mla": scenario(
-        gpu="h200",
-        model="deepseek-v3",
-        tp=8,
-    ),
-    "fp8": scenario(model="llama-3.1-70b", tp=2),
-    "pcie": scenario(gpu="l40s", model="llama-3.1-8b", tp=1),
+    "mla": scenario(gpu="h200", model="deepseek-v3", tp=8, weights="fp8"),
+    "fp8": scenario(model="llama-3.1-70b", tp=2, weights="fp8"),
+    "int4": scenario(model="llama-3.1-70b", tp=1, weights="int4"),
+    "profiled": scenario(gpu="rtx-4090", model="llama-3.1-8b", tp=1),
 }
-SCENARIOS["fp8"] = SCENARIOS["fp8"].model_copy(
-    update={"model": SCENARIOS["fp8"].model.model_copy(update={"weight_dtype": "fp8"})}
-)
-SCENARIOS["mla"] = SCENARIOS["mla"].model_copy(
-    update={"model": SCENARIOS["mla"].model.model_copy(update={"weight_dtype": "fp8"})}
-)
 BUILT = {name: build_hardware(each) for name, each in SCENARIOS.items()}
 
 
-def seconds(name, **features):
+def step_of(decodes=0, context=0, prefills=0, chunk=0, past=0, drafts=0):
+    """Features of a step: rows that decode at `context` keys, and prompts of `chunk` tokens after `past`."""
+    tiles, units = tiles_and_units(past, chunk)
+    return Rows(
+        decode_rows=decodes,
+        decode_tokens=decodes * (1 + drafts),
+        decode_context=decodes * context,
+        decode_longest=context if decodes else 0,
+        prefill_rows=prefills,
+        prefill_tokens=prefills * chunk,
+        prefill_context=prefills * (past + chunk),
+        prefill_tiles=prefills * tiles,
+        prefill_units=prefills * units,
+        prefill_longest=-(-(past + chunk) // 128) if prefills else 0,
+        tiles_most=max(tiles if prefills else 0, min(decodes, 1)),
+    )
+
+
+def seconds(name, rows, passes=0):
     """Seconds by component of one step."""
-    row = torch.tensor([[float(features.get(each, 0)) for each in FEATURES]], dtype=torch.float64)
+    sampled = rows.decode_tokens + rows.prefill_rows
+    row = torch.tensor([features(rows, float(sampled), float(passes))], dtype=torch.float64)
     return dict(zip(COMPONENTS, BUILT[name].cost_model(row)[0].tolist(), strict=True))
 
 
-def decode(name, batch, context):
-    passes = SCENARIOS[name].speculation.k if name in ("eagle", "draft model") else 0
-    return seconds(
-        name, tokens=batch, rows=batch, sampled=batch, decode_pairs=batch * context, decode_context=batch * context,
-        draft_passes=passes,
-    )  # fmt: skip
+def passes_of(name):
+    return SCENARIOS[name].speculation.k if name in ("eagle", "draft model") else 0
 
 
-def test_a_decode_step_by_hand():
-    """Llama 3.1 70B on 4 H100, batch 1: every rank reads its share of the layers once.
+@pytest.mark.parametrize(
+    ("computed", "tokens", "expected"),
+    [
+        (0, 1, (1, 1)),
+        (0, 64, (1, 1)),
+        (0, 129, (3, 1 + 1 + 2)),  # queries 1-64 see 64 keys, 65-128 see 128, the last one 129
+        (100, 64, (1, 2)),  # 164 keys
+        (1000, 130, (3, 9 + 9 + 9)),  # 1064, 1128 and 1130 keys, all in the ninth block of 128
+        (8192, 1, (1, 65)),
+    ],
+)
+def test_tiles_and_units_by_hand(computed, tokens, expected):
+    assert tiles_and_units(computed, tokens) == expected
 
-    Per layer 8192 x (64 + 16) x 128 + 8192 x 64 x 128 + 3 x 8192 x 28672 = 855,638,016 weights; 80 layers at 2 bytes over 4
-    ranks are 34.2255 GB, at 0.8 x 3.35e12 B/s 12.7707 ms. Activations, pointwise traffic add about 15 us; 720 kernels 0.72 ms.
-    """
-    weights = 80 * 855_638_016 * 2 / 4 / (0.8 * 3.35e12)
-    assert weights == pytest.approx(12.7707e-3, rel=1e-4)
-    step = decode("dense", 1, 1)
-    assert weights + 720e-6 < step["gemm"] < weights + 720e-6 + 40e-6
-    # 160 all-reduces of one token: latency 5 us each, 2 * 3/4 * 16 KiB over 0.68 * 450 GB/s is 0.08 us.
-    assert step["communication"] == pytest.approx(160 * (5e-6 + 1.5 * 16384 / (0.68 * 450e9)), rel=1e-9)
-    assert step["overhead"] == pytest.approx(515e-6)
+
+def test_units_are_the_causal_area():
+    """A long prompt of n tokens: about n^2 / 2 pairs in units of 64 x 128, and half a unit more per tile."""
+    tiles, units = tiles_and_units(0, 64 * 1024)
+    assert tiles == 1024
+    assert units == sum(-(-tile // 2) for tile in range(1, 1025)) == 512 * 513
+
+
+def test_communication_and_overhead_by_hand():
+    """4 GPUs without a calibration of that link: 5 us and 0.7 x 448 GB/s on MI300X, 160 all-reduces over 2 ranks."""
+    step = seconds("not calibrated", step_of(decodes=1, context=1))
+    model = BUILT["not calibrated"].cost_model
+    assert model.missing
+    tokens = 1  # the smallest captured graph
+    moved = 2 * (2 - 1) / 2 * 8192 * 2 * tokens
+    assert step["communication"] == pytest.approx(160 * (5e-6 + moved / (0.7 * 448e9)), rel=1e-9)
+    assert step["overhead"] == pytest.approx(0, abs=1e-12), "asynchronous scheduling hides the host"
     assert step["draft"] == 0
 
 
-def test_a_long_prefill_is_bound_by_arithmetic():
-    """8,192 tokens: 2 FLOPs per weight and token at 0.75 of 989 TFLOP/s on each of 4 ranks."""
-    flops = 2 * 80 * 855_638_016 / 4 * 8192
-    step = seconds("dense", tokens=8192, rows=1, sampled=1, prefill_pairs=8192 * 8193 / 2, prefill_context=8192)
-    # Between the matrices, per token and layer: 8 x 8192 (norms), 2 x 64 x 128 / 4 (rotary), 3 x 28672 / 4 (activation), 2 bytes.
-    pointwise = 80 * 8192 * 2 * (8 * 8192 + 2 * 64 * 128 / 4 + 3 * 28672 / 4) / (0.8 * 3.35e12)
-    assert step["gemm"] == pytest.approx(flops / (0.75 * 989e12) + pointwise + 720e-6, rel=1e-9)
-    # Attention: 4 x 16 heads x 128 FLOPs per pair and layer at 0.52 of the peak.
-    assert step["attention_prefill"] == pytest.approx(80 * 4 * 16 * 128 * 8192 * 8193 / 2 / (0.52 * 989e12), rel=1e-9)
+def test_batch_one_decode_is_weights_over_bandwidth_and_launches():
+    """Within 15 % of all weights but the embedding, read once at the fitted bandwidth, plus what launches add."""
+    for name in ("dense", "not calibrated", "fp8", "profiled"):
+        built, spec = BUILT[name], SCENARIOS[name]
+        model = hardware.model(spec.model.name)
+        tp, term = spec.fleet.tensor_parallel, built.cost_model.body_gemm
+        head = model.head_params * 2 / tp
+        body = model.weight_bytes(spec.model.weight_dtype, tp) - 2 * head
+        bandwidth = term.parameter("bandwidth_gb_s").item() * 1e9
+        ideal = body / bandwidth + head / (built.cost_model.bf16_gemm.parameter("bandwidth_gb_s").item() * 1e9)
+        shapes = built.cost_model.shapes
+        ideal += sum(each.count for each in shapes.matrices) * term.parameter("launch_us").item() * 1e-6
+        ideal += shapes.attention.layers * built.cost_model.decode_attention.parameter("launch_us").item() * 1e-6
+        ideal += 4 * shapes.attention.layers * built.cost_model.pointwise.parameter("launch_us").item() * 1e-6
+        ideal += shapes.allreduces * built.cost_model.allreduce.parameter("latency_us").item() * 1e-6
+        assert sum(seconds(name, step_of(decodes=1, context=2)).values()) == pytest.approx(ideal, rel=0.15), name
 
 
-def test_decode_attention_reads_kv_once():
-    """64 rows of 10,000 tokens: 320 KiB / 4 per token and rank."""
-    step = decode("dense", 64, 10_000)
-    assert step["attention_decode"] == pytest.approx(64 * 10_000 * 320 * 1024 / 4 / (0.8 * 3.35e12), rel=1e-9)
-
-
-def test_batch_one_decode_is_weights_over_bandwidth_and_overhead():
-    """Physical sanity: within 15 % of all weights but the embedding, read once, plus what the host and launches add."""
-    for name in ("dense", "pcie", "fp8"):
-        model = hardware.model(SCENARIOS[name].model.name)
-        shapes = BUILT[name].cost_model.shapes
-        tp = SCENARIOS[name].fleet.tensor_parallel
-        read = model.weight_bytes(SCENARIOS[name].model.weight_dtype, tp) - model.head_params * 2 / tp
-        gpu = hardware.gpu(SCENARIOS[name].fleet.gpu)
-        ideal = read / (0.8 * gpu.bandwidth_gb_s * 1e9)
-        ideal += 515e-6 + shapes.kernels * 1e-6 + shapes.allreduces * 5e-6
-        assert sum(decode(name, 1, 1).values()) == pytest.approx(ideal, rel=0.15)
+@pytest.mark.parametrize("name", ["dense", "not calibrated", "moe", "fp8", "profiled", "mla"])
+@pytest.mark.parametrize("batch", [1, 16, 256])
+def test_never_below_the_roofline(name, batch):
+    """No step is shorter than its weights over the data sheet's bandwidth, or its FLOPs over the peak, experts left out."""
+    built = BUILT[name]
+    gpu, shapes = built.cost_model.gpu, built.cost_model.shapes
+    matrices = [*shapes.matrices, shapes.head]
+    read = sum(each.inputs * each.outputs * each.count * each.bytes_per_weight for each in matrices)
+    flops = sum(2.0 * each.inputs * each.outputs * each.count for each in matrices) * batch
+    peak = (gpu.fp8_tflops if SCENARIOS[name].model.weight_dtype == "fp8" else gpu.bf16_tflops) * 1e12
+    kv = shapes.attention.layers * shapes.attention.kv_bytes * batch * 4000
+    least = max(read / (gpu.bandwidth_gb_s * 1e9), flops / peak) + kv / (gpu.bandwidth_gb_s * 1e9)
+    assert sum(seconds(name, step_of(decodes=batch, context=4000)).values()) > 0.97 * least
 
 
 def test_experts_are_read_as_often_as_they_are_visited():
-    """Qwen3-30B-A3B, 8 of 128 experts: one token reads 8; 2,048 tokens read all, 16 times as much, not 2,048 times."""
+    """Qwen3-30B-A3B, 8 of 128 experts: 64 tokens read 126 distinct ones, not 512."""
     experts = BUILT["moe"].cost_model.shapes.experts
-    model = BUILT["moe"].cost_model
-    one, many = model.experts_seconds(experts, torch.tensor([1.0, 64.0], dtype=torch.float64)).tolist()
+    law = BUILT["moe"].cost_model.experts
+    one, many = law.seconds(experts, torch.tensor([1.0, 64.0], dtype=torch.float64)).tolist()
+    moved = experts.params * 2 / (law.parameter("bandwidth_gb_s").item() * 1e9)
     distinct = 128 * (1 - (1 - 8 / 128) ** 64)
-    assert many / one == pytest.approx(distinct / 8, rel=0.05)
+    assert one > 8 * moved
+    assert many - one == pytest.approx((distinct - 8) * moved, rel=0.25)
 
 
 def test_draft_is_costed_by_its_own_passes():
-    """An EAGLE draft on 70B: LM head 128,256 x 8,192 at bf16 over 4 ranks alone is 0.525 GB, 0.196 ms; three passes."""
-    step = decode("eagle", 1, 1000)
-    head = 128256 * 8192 * 2 / 4 / (0.8 * 3.35e12)
-    layer = 855_638_016 * 2 / 4 / (0.8 * 3.35e12)
-    assert step["draft"] == pytest.approx(3 * (head + layer + 200e-6 + 9e-6 + 10e-6), rel=0.02)
-    # vLLM #20780: 0.74 ms per draft token for EAGLE on Llama 3.1 8B; one H100 here.
+    """vLLM #20780: 0.74 ms per draft token for EAGLE on Llama 3.1 8B; one H100 here."""
     one = build_hardware(
         scenario(model="llama-3.1-8b", tp=1, speculation={**EAGLE, "k": 1, "conditional_acceptance": [0.8]})
     )
-    row = torch.tensor([[1, 1, 2, 0, 0, 500, 500, 1]], dtype=torch.float64)
-    assert one.cost_model(row)[0, COMPONENTS.index("draft")].item() == pytest.approx(0.74e-3, rel=0.1)
+    row = torch.tensor([features(step_of(decodes=1, context=500, drafts=1), 2.0, 1.0)], dtype=torch.float64)
+    assert one.cost_model(row)[0, COMPONENTS.index("draft")].item() == pytest.approx(0.74e-3, rel=0.15)
+    step, thrice = (seconds("eagle", step_of(decodes=1, context=1000), passes=k)["draft"] for k in (1, 3))
+    assert thrice == pytest.approx(3 * step, rel=0.05)
+
+
+def test_verification_shares_the_read_of_kv():
+    """Four query positions per row cost far less than four rows' reads of the same context."""
+    verify = seconds("dense", step_of(decodes=64, context=8000, drafts=3))["attention_decode"]
+    plain = seconds("dense", step_of(decodes=64, context=8000))["attention_decode"]
+    assert plain < verify < 3 * plain
 
 
 @st.composite
 def steps(draw, k=0):
-    rows = draw(st.integers(1, 256))
-    decodes = draw(st.integers(0, rows))
-    prefill = draw(st.integers(rows - decodes, 4000)) if decodes < rows else 0
-    drafts = draw(st.integers(0, k)) * decodes
-    context = draw(st.integers(1, 2_000_000))
-    return {
-        "tokens": prefill + decodes + drafts,
-        "rows": rows,
-        "sampled": rows + drafts,
-        "prefill_pairs": prefill * draw(st.integers(1, 60_000)),
-        "prefill_context": context if prefill else 0,
-        "decode_pairs": (decodes + drafts) * draw(st.integers(1, 60_000)),
-        "decode_context": context if decodes else 0,
-    }
+    decodes = draw(st.integers(0, 200))
+    prefills = draw(st.integers(0 if decodes else 1, 4))
+    return step_of(
+        decodes=decodes,
+        context=draw(st.integers(2, 60_000)),
+        prefills=prefills,
+        chunk=draw(st.integers(1, 1500)),
+        past=draw(st.integers(0, 30_000)),
+        drafts=draw(st.integers(0, k)),
+    )
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_lowered_equals_torch(name):
-    passes = SCENARIOS[name].speculation.k if name in ("eagle", "draft model") else 0
+    passes = passes_of(name)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60, deadline=None, phases=[Phase.generate])
     @given(steps(k=passes))
-    def check(step):
-        step = {**step, "draft_passes": passes}
-        expected = seconds(name, **step)
-        ints = ("tokens", "rows", "sampled", "draft_passes")
-        lowered = step_components(
-            BUILT[name].lowered, *(int(step[f]) if f in ints else float(step[f]) for f in FEATURES)
-        )
+    def check(rows):
+        expected = seconds(name, rows, passes)
+        lowered = step_components(BUILT[name].lowered, rows.decode_tokens + rows.prefill_rows, *rows, passes)
         for component, value in zip(COMPONENTS, lowered, strict=True):
             assert value == pytest.approx(expected[component], rel=1e-6, abs=1e-15), component
 
@@ -175,35 +207,69 @@ def test_lowered_equals_torch(name):
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
-def test_time_grows_with_work_and_shrinks_with_nothing_but_hardware(name):
-    passes = SCENARIOS[name].speculation.k if name in ("eagle", "draft model") else 0
+def test_more_context_and_more_rows_take_longer(name):
+    """Context by one key; rows and tokens by doubling, because real kernels have steps. Measured ones are not monotone (one takes 151 us
+    for 256 tokens and 133 us for 512), so calibrated models get 5 %."""
 
-    @settings(max_examples=40, deadline=None)
-    @given(steps(k=passes), st.sampled_from([f for f in FEATURES if f != "draft_passes"]))
-    def check(step, feature):
-        less = {**step, "draft_passes": passes}
-        more = {**less, feature: less[feature] + 1}
-        assert sum(seconds(name, **more).values()) >= sum(seconds(name, **less).values())
+    built = BUILT[name].cost_model.calibration.sources
+
+    @settings(max_examples=12, deadline=None, phases=[Phase.generate])
+    @given(st.integers(1, 100), st.integers(2, 50_000), st.integers(1, 1000), st.integers(0, 20_000))
+    def check(decodes, context, chunk, past):
+        for prefills in (0, 1):
+            base = {"decodes": decodes, "context": context, "prefills": prefills, "chunk": chunk, "past": past}
+            least = sum(seconds(name, step_of(**base)).values())
+            for change in (
+                {"context": context + 1},
+                {"decodes": 2 * decodes},
+                {"past": past + 128},
+                {"chunk": 2 * chunk},
+            ):
+                assert (
+                    sum(seconds(name, step_of(**{**base, **change})).values()) >= (0.95 if built else 0.999) * least
+                ), change
 
     check()
 
 
+def test_more_layers_take_longer():
+    one, two = (build_hardware(scenario(model=name, tp=4)).cost_model for name in ("llama-3.1-8b", "llama-3.1-70b"))
+    row = torch.tensor([features(step_of(decodes=32, context=2000), 32.0, 0.0)], dtype=torch.float64)
+    assert two(row).sum() > 4 * one(row).sum() * 0.5
+
+
 def test_half_the_bandwidth_never_helps():
-    full = BUILT["dense"].cost_model
-    halved = type(full)(full.gpu.model_copy(update={"bandwidth_gb_s": full.gpu.bandwidth_gb_s / 2}), full.shapes)
-    row = torch.tensor(
-        [[64, 64, 64, 0, 0, 64_000, 64_000, 0], [4096, 1, 1, 8_000_000, 4096, 0, 0, 0]], dtype=torch.float64
-    )
+    full = BUILT["not calibrated"].cost_model
+    gpu = full.gpu.model_copy(update={"bandwidth_gb_s": full.gpu.bandwidth_gb_s / 2})
+    halved = StepCostModel(gpu, full.shapes)
+    rows = [step_of(decodes=64, context=1000), step_of(prefills=1, chunk=4096)]
+    row = torch.tensor([features(each, 64.0, 0.0) for each in rows], dtype=torch.float64)
     assert torch.all(halved(row).sum(-1) >= full(row).sum(-1))
 
 
 def test_elasticities_flow_through_the_module():
-    """Autograd reaches every parameter that takes part: a decode step gets shorter with more memory efficiency."""
+    """Autograd reaches every constant that takes part: a decode step gets shorter with more bandwidth."""
     model = BUILT["dense"].cost_model
-    row = torch.tensor([[8, 8, 8, 0, 0, 8000, 8000, 0]], dtype=torch.float64)
+    row = torch.tensor([features(step_of(decodes=8, context=1000), 8.0, 0.0)], dtype=torch.float64)
     total = model(row).sum()
-    (gradient,) = torch.autograd.grad(total, [model.log_parameters["memory"]])
-    assert -1 < gradient.item() / total.item() < -0.7
+    (gradient,) = torch.autograd.grad(total, [model.body_gemm.log_parameters["bandwidth_gb_s"]])
+    assert -1 < gradient.item() / total.item() < -0.6
+
+
+def test_what_is_not_calibrated_is_named():
+    assert BUILT["dense"].cost_model.missing == ("pointwise", "sampler")
+    assert "gemm bf16" in BUILT["not calibrated"].cost_model.missing
+    text = provenance([BUILT["dense"], BUILT["not calibrated"]])
+    assert (
+        "h100-sxm calibrated from operator timings (h100-sxm-vllm-0.24; held-out median error of attention up to"
+        in text
+    )
+    assert "defaults for pointwise, sampler" in text
+    assert "mi300x not calibrated" in text
+    with pytest.raises(CatalogError, match=r"unknown calibration 'h100'; known: auto, none, a file, a100"):
+        build_hardware(scenario(calibration="h100"))
+    with pytest.raises(CatalogError, match=r"calibration h200-vllm-0.24 is for h200, not h100-sxm"):
+        build_hardware(scenario(calibration="h200-vllm-0.24"))
 
 
 def test_capacity_by_hand():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.cost.lowered import LoweredCost, step_components
+from pipeline.cost.lowered import LoweredAttention, LoweredCost, step_components
 from pipeline.replay.engine import Arrivals, EngineConfig, ReplayResult, replay
 from pipeline.replay.segments import (
     BLANK,
@@ -50,12 +50,38 @@ def some_cost() -> LoweredCost:
         draft_first=0.004 + 0.0003 * tokens,
         draft_row=0.0011 * rows,
         draft_later=0.003 + 0.0013 * rows,
-        attention_per_pair=1.7e-5,
-        attention_per_context=2.3e-5,
-        draft_per_pair=1.1e-6,
-        draft_per_context=1.9e-6,
+        attention=_some_attention(1.0),
+        draft_attention=_some_attention(0.07),
         overhead_step=0.005,
         overhead_row=0.0009,
+    )
+
+
+def _some_attention(scale: float) -> LoweredAttention:
+    """Every term is felt at the sizes of small cases."""
+    nodes = np.array([1.0, 5.0, 12.0, 40.0, 1000.0])
+    rows = np.arange(MAX_ROWS + 1)
+    return LoweredAttention(
+        nodes=nodes,
+        decode=scale * (0.003 + 0.0007 * rows[:, None] + 2.3e-5 * rows[:, None] * nodes[None, :] ** 1.1),
+        launch=0.002 * scale,
+        block=0.0004 * scale,
+        unit=0.003 * scale,
+        query=0.00013 * scale,
+        empty=0.0002 * scale,
+        longest_block=0.0011 * scale,
+        longest_unit=0.0023 * scale,
+        stall=0.3,
+        touch=2.1,
+        group=4.0,
+        packs_groups=scale < 1.0,
+        spill_low=0.2,
+        spill_high=0.9,
+        spilled_per_key=0.011,
+        traffic=0.0001 * scale,
+        offset=0.0015 * scale,
+        sharpness=3.3,
+        sms=4.0,
     )
 
 
