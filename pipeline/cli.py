@@ -204,6 +204,66 @@ def query(
 
 
 @app.command()
+def estimate(
+    model: Annotated[str, typer.Argument(help="Name in the model catalogue, or the path of a config.json.")],
+    gpu: Annotated[str, typer.Argument(help="Name in the GPU catalogue.")],
+    tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", "-t", min=1, help="GPUs of one group.")] = 1,
+    replicas: Annotated[int, typer.Option("--replicas", min=1, help="Such groups, for the fleet's tokens/s.")] = 1,
+    weight_dtype: Annotated[str, typer.Option("--weight-dtype", help="bf16, fp8 or int4.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="bf16 or fp8.")] = "bf16",
+    batch: Annotated[
+        list[int] | None,
+        typer.Option("--batch", "-b", help="Sequences that decode at once; repeatable. [default: 1, 8, 32, 128, most]"),
+    ] = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option("--context", help="Tokens of each sequence so far; repeatable. [default: 1024 and 8192]"),
+    ] = None,
+    prompt: Annotated[
+        int | None, typer.Option("--prompt", help="Prompt tokens for TTFT. [default: the context]")
+    ] = None,
+    calibration: Annotated[
+        str, typer.Option("--calibration", help="auto, none, a shipped calibration's name, or a file.")
+    ] = "auto",
+    max_batched_tokens: Annotated[
+        int, typer.Option("--max-batched-tokens", help="Token budget of one step: prompts are cut into such chunks.")
+    ] = 8192,
+    max_sequences: Annotated[int, typer.Option("--max-sequences", help="Most sequences that run at once.")] = 256,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option("--gpu-memory-utilization", help="Share of each GPU's memory that the engine may use.")
+    ] = 0.9,
+    summary_only: Annotated[
+        bool, typer.Option("--summary", help="Only the headline: weights, KV pool, what fits (JSON and CSV too).")
+    ] = False,
+    output: OutputFormat = Format.table,
+    quiet: Quiet = False,
+) -> None:
+    """One model on one GPU or tensor-parallel group, no trace: what fits, TPOT and TTFT, and what they are bound by."""
+    from pipeline.estimate import CONTEXTS, scenario_of, table_rows
+    from pipeline.estimate import estimate as run_estimate
+    from schemas import hardware
+
+    console = Console(quiet)
+    scenario = scenario_of(
+        model, gpu, tensor_parallel=tensor_parallel, replicas=replicas, weight_dtype=weight_dtype, kv_dtype=kv_dtype,
+        calibration=calibration, max_batched_tokens=max_batched_tokens, max_sequences=max_sequences,
+        gpu_memory_utilization=gpu_memory_utilization,
+    )  # fmt: skip
+    summary, rows = run_estimate(scenario, batch or (), context or CONTEXTS, prompt)
+    for note in hardware.model(model).notes:
+        console.say(note)
+    in_table = output is Format.table
+    if in_table or summary_only:
+        print_records([summary], output, tall=True)
+    else:
+        console.say(summary["rests_on"])
+    if not summary_only:
+        if in_table:
+            print()
+        print_records(table_rows(rows, replicas) if in_table else rows, output, unknown="does not fit")
+
+
+@app.command()
 def catalog(
     kind: Annotated[str, typer.Argument(help="gpus or models")] = "gpus",
     output: OutputFormat = Format.table,

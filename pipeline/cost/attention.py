@@ -42,12 +42,8 @@ UNIT_FLOPS = 4.0 * TILE_QUERIES * TILE_KEYS * 128
 REFERENCE_KV_BYTES = 4096.0
 """Per token and layer, of the shape that decode residuals were measured on: 2 x 8 heads x 128 x 2 bytes."""
 
-CONTEXT_NODES = (
-    1.0,
-    *(float(base * step) for base in (16, 32, 64) for step in (1, 1.5)),
-    *(128.0 * 2 ** (j / 2) for j in range(30)),
-)
-"""Mean contexts between which a decode call is linear: to 2.9 million tokens, by factors of 1.4."""
+CONTEXT_NODES = tuple(2.0 ** (place / 2) for place in range(44))
+"""Mean contexts between which a decode call is linear: to 3 million tokens, by factors of the root of 2."""
 
 
 class Rows(NamedTuple):
@@ -64,6 +60,18 @@ class Rows(NamedTuple):
     prefill_units: Tensor  # sum over tiles of ceil(keys / 128), the keys that the tile's last query sees
     prefill_longest: Tensor  # most units of one tile
     tiles_most: Tensor  # most tiles of one row
+
+
+def within_window(rows: Rows, window: float) -> Rows:
+    """The same call where every query sees its last `window` keys only: by sums over rows, so at most this if contexts differ."""
+    most_units = window / TILE_KEYS + 1.0
+    return rows._replace(
+        decode_context=torch.minimum(rows.decode_context, window * rows.decode_rows),
+        decode_longest=rows.decode_longest.clamp(max=window),
+        prefill_context=torch.minimum(rows.prefill_context, window * rows.prefill_rows + rows.prefill_tokens),
+        prefill_units=torch.minimum(rows.prefill_units, most_units * rows.prefill_tiles),
+        prefill_longest=rows.prefill_longest.clamp(max=most_units),
+    )
 
 
 class PrefillAttention(Positive):

@@ -75,7 +75,7 @@ def _mixed_of(table: pl.DataFrame, gpu: Gpu, start: AttentionTerm) -> AttentionT
 
 
 def fit_prefill_attention(table: pl.DataFrame, gpu: Gpu, errors: list[HeldOut]) -> AttentionTerm:
-    """From prefill calls of many shapes; what mixes them with decoding rows (empty tiles, stalls) stays at its default."""
+    """From prefill calls of many shapes: they say nothing of KV traffic and of decoding rows, which stay at their defaults."""
     fitted = pl.Series(every_other(table.select("q_heads", "kv_heads", "head_dim").to_numpy()))
     start = defaults.attention(gpu)
     term = _prefill_of(table.filter(fitted), gpu, start)
@@ -97,7 +97,7 @@ def _prefill_of(table: pl.DataFrame, gpu: Gpu, start: AttentionTerm) -> Attentio
         us,
         weights=us.sqrt(),
         steps=500,
-        fixed=("empty_us", "stall", "spill_low", "spill_high"),
+        fixed=("empty_us", "stall", "spill_low", "spill_high", "bandwidth_gb_s", "sharpness", "offset_us"),
     )
     return AttentionTerm.model_validate(rounded(module) | {"packs_groups": module.packs_groups})
 

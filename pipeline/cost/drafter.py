@@ -54,4 +54,5 @@ def drafter_of(scenario: Scenario) -> Drafter | None:
 
 def _kv_bytes(shapes: RankShapes) -> float:
     """Of one token, all layers."""
-    return shapes.attention.kv_bytes * shapes.attention.layers
+    windowed = 0 if shapes.window_attention is None else shapes.window_attention.layers
+    return shapes.attention.kv_bytes * (shapes.attention.layers + windowed)

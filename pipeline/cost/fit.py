@@ -93,4 +93,5 @@ def thinned(table: pl.DataFrame) -> pl.DataFrame:
 
 def rounded(module: Positive) -> dict[str, float]:
     """A fitted module's constants as they are written: five digits."""
-    return {name: float(f"{value:.5g}") for name, value in module.constants().items()}
+    values = {name: float(f"{value:.5g}") for name, value in module.constants().items()}
+    return values | ({"sharpness": max(1.0, values["sharpness"])} if "sharpness" in values else {})

@@ -8,6 +8,7 @@ step to rounding (tested to 1e-6, in practice 1e-14).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.cost.attention import CONTEXT_NODES, TILE_KEYS, TILE_QUERIES, Rows
 from pipeline.cost.model import StepCostModel
-from pipeline.cost.shapes import RankShapes
+from pipeline.cost.shapes import Attention, RankShapes
 from pipeline.jit import inlined, njit
 
 Floats = NDArray[np.float64]
@@ -57,7 +58,11 @@ class LoweredCost(NamedTuple):
     draft_row: Floats  # [max_rows + 1]: the head of the first pass
     draft_later: Floats  # [max_rows + 1]: body and head of each later pass, without attention
     attention: LoweredAttention
+    window_attention: LoweredAttention  # of layers that see `window` tokens
+    window: float  # 0 = no such layers
     draft_attention: LoweredAttention
+    draft_window_attention: LoweredAttention
+    draft_window: float
     overhead_step: float
     overhead_row: float
 
@@ -69,9 +74,10 @@ def lower(model: StepCostModel, *, max_tokens: int, max_rows: int, max_sampled: 
         rows = torch.arange(max_rows + 1, dtype=torch.float64)
         sampled = torch.arange(max_sampled + 1, dtype=torch.float64)
         shapes = model.shapes
-        attention = lower_attention(model, shapes, max_rows)
+        attention, window_attention = lower_both(model, shapes, max_rows)
         nothing = np.zeros(1)
-        draft_first, draft_row, draft_later, draft_attention = nothing, nothing, nothing, attention
+        draft_first, draft_row, draft_later = nothing, nothing, nothing
+        draft_attention, draft_window_attention, draft_window = attention, window_attention, 0
         if model.drafter is not None:
             drafter = model.drafter.shapes
             launch = model.host.parameter("draft_pass_us") * 1e-6
@@ -80,7 +86,8 @@ def lower(model: StepCostModel, *, max_tokens: int, max_rows: int, max_sampled: 
             draft_first, draft_row = (body + launch).numpy(), head.numpy()
             later = model.body_seconds(drafter, rows) + model.allreduce_seconds(drafter, rows) + head + launch
             draft_later = later.numpy()
-            draft_attention = lower_attention(model, drafter, max_rows)
+            draft_attention, draft_window_attention = lower_both(model, drafter, max_rows)
+            draft_window = drafter.window
         return LoweredCost(
             gemm=model.body_seconds(shapes, tokens).numpy(),
             communication=model.allreduce_seconds(shapes, tokens).numpy(),
@@ -89,15 +96,27 @@ def lower(model: StepCostModel, *, max_tokens: int, max_rows: int, max_sampled: 
             draft_row=draft_row,
             draft_later=draft_later,
             attention=attention,
+            window_attention=window_attention,
+            window=float(shapes.window),
             draft_attention=draft_attention,
+            draft_window_attention=draft_window_attention,
+            draft_window=float(draft_window),
             overhead_step=model.host.parameter("step_us").item() * 1e-6,
             overhead_row=model.host.parameter("sequence_us").item() * 1e-6,
         )
 
 
-def lower_attention(model: StepCostModel, shapes: RankShapes, max_rows: int) -> LoweredAttention:
-    """The attention of `shapes` for up to `max_rows` rows."""
-    shape, law, decode = shapes.attention, model.prefill_attention, model.decode_attention
+def lower_both(model: StepCostModel, shapes: RankShapes, max_rows: int) -> tuple[LoweredAttention, LoweredAttention]:
+    """The layers that see everything, and those that see a window (the same where there are none; it is never read)."""
+    full = lower_attention(model, shapes.attention, max_rows)
+    if shapes.window_attention is None:
+        return full, full
+    return full, lower_attention(model, shapes.window_attention, max_rows)
+
+
+def lower_attention(model: StepCostModel, shape: Attention, max_rows: int) -> LoweredAttention:
+    """The attention of `shape` for up to `max_rows` rows."""
+    law, decode = model.prefill_attention, model.decode_attention
     constant = {name: law.parameter(name).item() for name in law.log_parameters}
     scale = shape.layers * 1e-6
     over_sms = scale * shape.q_heads / law.sms
@@ -125,27 +144,22 @@ def lower_attention(model: StepCostModel, shapes: RankShapes, max_rows: int) -> 
         spilled_per_key=per_head / law.l2_bytes,
         traffic=scale * shape.kv_bytes / bandwidth,
         offset=scale * constant["offset_us"],
-        sharpness=constant["sharpness"],
+        sharpness=max(1.0, constant["sharpness"]),
         sms=float(law.sms),
     )
 
 
-@njit
+@inlined
 def decode_seconds(attention: LoweredAttention, rows: int, mean_context: float) -> float:
     """One query in every row: linear between the nodes around the mean context."""
     nodes = attention.nodes
-    low, high = 0, nodes.shape[0] - 1
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if nodes[middle] < mean_context:
-            low = middle
-        else:
-            high = middle
+    low = min(nodes.shape[0] - 2, max(0, int(2.0 * math.log2(mean_context))))  # nodes are powers of the root of 2
+    high = low + 1
     share = (mean_context - nodes[low]) / (nodes[high] - nodes[low])
     return float(attention.decode[rows, low] * (1.0 - share) + attention.decode[rows, high] * share)
 
 
-@njit
+@inlined
 def attention_seconds(
     attention: LoweredAttention,
     decode_rows: int,
@@ -188,11 +202,47 @@ def attention_seconds(
     few = at_once / group * sequences / tiles
     makespan *= 1.0 + attention.stall * max(0.0, attention.touch / at_once - 0.9) * few
     traffic = attention.traffic * context * again + attention.offset
-    larger = max(makespan, traffic)
-    p = attention.sharpness
-    seconds = attention.launch + larger * ((makespan / larger) ** p + (traffic / larger) ** p) ** (1.0 / p)
+    larger, ratio = max(makespan, traffic, 1e-30), min(makespan, traffic)
+    seconds = attention.launch + larger
+    if ratio > 0.0:
+        p = attention.sharpness
+        seconds = attention.launch + larger * math.exp(math.log1p(math.exp(p * math.log(ratio / larger))) / p)
     share = prefill_units / (decode_units + prefill_units)
     return seconds * share, seconds * (1.0 - share)
+
+
+@njit
+def within_window_seconds(
+    attention: LoweredAttention,
+    window: float,
+    decode_rows: int,
+    decode_tokens: int,
+    decode_context: float,
+    decode_longest: float,
+    prefill_rows: int,
+    prefill_tokens: int,
+    prefill_context: float,
+    prefill_tiles: int,
+    prefill_units: float,
+    prefill_longest: float,
+    tiles_most: int,
+) -> tuple[float, float]:
+    """The same for layers that see the last `window` keys; see `within_window`."""
+    most_units = window / TILE_KEYS + 1.0
+    return attention_seconds(
+        attention,
+        decode_rows,
+        decode_tokens,
+        min(decode_context, window * decode_rows),
+        min(decode_longest, window),
+        prefill_rows,
+        prefill_tokens,
+        min(prefill_context, window * prefill_rows + prefill_tokens),
+        prefill_tiles,
+        min(prefill_units, most_units * prefill_tiles),
+        min(prefill_longest, most_units),
+        tiles_most,
+    )
 
 
 @inlined
@@ -228,6 +278,24 @@ def step_components(
         prefill_longest,
         tiles_most,
     )
+    if cost.window > 0:
+        more, further = within_window_seconds(
+            cost.window_attention,
+            cost.window,
+            decode_rows,
+            decode_tokens,
+            decode_context,
+            decode_longest,
+            prefill_rows,
+            prefill_tokens,
+            prefill_context,
+            prefill_tiles,
+            prefill_units,
+            prefill_longest,
+            tiles_most,
+        )
+        prefill += more
+        decode += further
     draft = 0.0
     if draft_passes > 0:
         first, second = attention_seconds(
@@ -244,10 +312,28 @@ def step_components(
             prefill_longest,
             tiles_most,
         )
-        draft = cost.draft_first[tokens] + first + second + cost.draft_row[rows]
-        if draft_passes > 1:
-            mean = (decode_context + prefill_context) / rows
-            draft += (draft_passes - 1) * (cost.draft_later[rows] + decode_seconds(cost.draft_attention, rows, mean))
+        mean = (decode_context + prefill_context) / rows
+        later = cost.draft_later[rows] + decode_seconds(cost.draft_attention, rows, mean) if draft_passes > 1 else 0.0
+        if cost.draft_window > 0:
+            more, further = within_window_seconds(
+                cost.draft_window_attention,
+                cost.draft_window,
+                decode_rows,
+                decode_tokens,
+                decode_context,
+                decode_longest,
+                prefill_rows,
+                prefill_tokens,
+                prefill_context,
+                prefill_tiles,
+                prefill_units,
+                prefill_longest,
+                tiles_most,
+            )
+            first += more
+            second += further
+            later += decode_seconds(cost.draft_window_attention, rows, min(mean, cost.draft_window))
+        draft = cost.draft_first[tokens] + first + second + cost.draft_row[rows] + (draft_passes - 1) * later
     return (
         cost.gemm[tokens],
         prefill,

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.cost import defaults
-from pipeline.cost.attention import DecodeAttention, PrefillAttention, Rows
+from pipeline.cost.attention import DecodeAttention, PrefillAttention, Rows, within_window
 from pipeline.cost.drafter import Drafter
 from pipeline.cost.experts import MixtureOfExperts
 from pipeline.cost.gemm import Gemm
-from pipeline.cost.shapes import RankShapes
+from pipeline.cost.shapes import Attention, RankShapes
 from pipeline.cost.terms import Positive
 from pipeline.cost.traffic import Traffic
 from schemas.calibration import Calibration
@@ -108,7 +108,14 @@ class StepCostModel(nn.Module):
 
     def attention_seconds(self, shapes: RankShapes, rows: Rows) -> tuple[Tensor, Tensor]:
         """All layers: (share of the prefilling rows, share of the decoding ones), by the keys that each walks through."""
-        shape = shapes.attention
+        prefill, decode = self.call_seconds(shapes.attention, rows)
+        if shapes.window_attention is not None:
+            more, further = self.call_seconds(shapes.window_attention, within_window(rows, float(shapes.window)))
+            prefill, decode = prefill + more, decode + further
+        return prefill, decode
+
+    def call_seconds(self, shape: Attention, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The layers of one shape."""
         one_query_each = (rows.prefill_rows == 0) & (rows.decode_tokens == rows.decode_rows)
         mean = rows.decode_context / rows.decode_rows.clamp(min=1.0)
         us = torch.where(
@@ -156,5 +163,9 @@ class StepCostModel(nn.Module):
         first = self.body_seconds(shapes, tokens) + self.allreduce_seconds(shapes, tokens) + prefill + decode + head
         mean = (rows.decode_context + rows.prefill_context) / count.clamp(min=1.0)
         attention = shapes.attention.layers * self.decode_attention.us(shapes.attention, count, mean) * 1e-6
+        if shapes.window_attention is not None:
+            seen = mean.clamp(max=float(shapes.window))
+            us = self.decode_attention.us(shapes.window_attention, count, seen)
+            attention = attention + shapes.window_attention.layers * us * 1e-6
         later = self.body_seconds(shapes, count) + self.allreduce_seconds(shapes, count) + attention + head
         return torch.where(passes > 0, first + (passes - 1).clamp(min=0) * later, torch.zeros_like(first))

@@ -65,7 +65,9 @@ class RankShapes:
     matrices: tuple[Matrix, ...]
     experts: Experts | None
     head: Matrix | None
-    attention: Attention
+    attention: Attention  # layers that see everything
+    window_attention: Attention | None  # layers that see the last `window` tokens
+    window: int  # 0 = no such layers
     pointwise: Pointwise
     allreduces: int
     message_bytes_per_token: float
@@ -93,6 +95,7 @@ def rank_shapes(
     matrices = [*_attention_matrices(model, tp, depth, weight)]
     if depth > moe_layers:
         matrices += _mlp_matrices(model, model.intermediate, tp, depth - moe_layers, weight)
+    windowed = model.window_layers if layers is None else 0  # an EAGLE head sees everything
     experts = None
     if model.moe is not None and moe_layers:
         matrices.append(Matrix(model.hidden, model.moe.experts, moe_layers, BYTES_PER_WEIGHT["bf16"]))
@@ -111,7 +114,9 @@ def rank_shapes(
         matrices=tuple(matrices),
         experts=experts,
         head=Matrix(model.hidden, model.vocab / tp, 1, BYTES_PER_WEIGHT["bf16"]),
-        attention=_attention(model, tp, depth, kv_dtype),
+        attention=_attention(model, tp, depth - windowed, kv_dtype),
+        window_attention=_attention(model, tp, windowed, kv_dtype) if windowed else None,
+        window=model.window or 0 if windowed else 0,
         pointwise=_pointwise(model, tp, depth),
         allreduces=0 if tp == 1 else 2 * depth,
         message_bytes_per_token=model.hidden * ACTIVATION_BYTES,

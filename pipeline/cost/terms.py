@@ -31,7 +31,10 @@ class Positive(nn.Module):
 
 
 def joined(first: Tensor, second: Tensor, sharpness: Tensor) -> Tensor:
-    """(first^p + second^p)^(1/p): the larger of two times that overlap, rounded where they are alike. p is `sharpness`."""
+    """(first^p + second^p)^(1/p): the larger of two times that overlap, rounded where they are alike. p is `sharpness`, at least 1:
+    two times never take longer than one after the other.
+    """
+    sharpness = sharpness.clamp(min=1.0)
     larger = torch.maximum(first, second).clamp(min=1e-30)
     return larger * ((first / larger) ** sharpness + (second / larger) ** sharpness) ** (1.0 / sharpness)
 

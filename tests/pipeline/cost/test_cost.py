@@ -17,7 +17,9 @@ from schemas.errors import CapacityError, CatalogError
 from schemas.hardware import GIB
 from schemas.outcome import COMPONENTS
 from schemas.study import Scenario
+from tests.conftest import DATA
 
+HF = DATA / "hf"
 EAGLE = {"method": "eagle", "k": 3, "conditional_acceptance": [0.8] * 3, "acceptance_source": "test"}
 DRAFT = {
     "method": "draft_model",
@@ -47,6 +49,10 @@ SCENARIOS = {
     "mla": scenario(gpu="h200", model="deepseek-v3", tp=8, weights="fp8"),
     "fp8": scenario(model="llama-3.1-70b", tp=2, weights="fp8"),
     "int4": scenario(model="llama-3.1-70b", tp=1, weights="int4"),
+    "windowed": scenario(model=str(HF / "gemma-2-9b.json"), tp=1),
+    "all windowed": scenario(
+        model=str(HF / "mistral-7b-v0.1.json"), tp=1, speculation=DRAFT | {"model": str(HF / "gemma-2-9b.json")}
+    ),
     "profiled": scenario(gpu="rtx-4090", model="llama-3.1-8b", tp=1),
 }
 BUILT = {name: build_hardware(each) for name, each in SCENARIOS.items()}
@@ -78,7 +84,7 @@ def seconds(name, rows, passes=0):
 
 
 def passes_of(name):
-    return SCENARIOS[name].speculation.k if name in ("eagle", "draft model") else 0
+    return getattr(SCENARIOS[name].speculation, "k", 0)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +176,14 @@ def test_draft_is_costed_by_its_own_passes():
     assert thrice == pytest.approx(3 * step, rel=0.05)
 
 
+def test_a_window_bounds_what_a_layer_reads():
+    """Mistral 7B v0.1 sees 4,096 tokens in every layer: a decode step at 4,096 and at 32,768 takes as long."""
+    near, far = (seconds("all windowed", step_of(decodes=8, context=c))["attention_decode"] for c in (4096, 32_768))
+    assert near == pytest.approx(far, rel=1e-9)
+    half, whole = (seconds("windowed", step_of(decodes=32, context=c))["attention_decode"] for c in (4096, 32_768))
+    assert 3.5 * half < whole < 6 * half, "21 of Gemma 2's 42 layers go on growing, eightfold"
+
+
 def test_verification_shares_the_read_of_kv():
     """Four query positions per row cost far less than four rows' reads of the same context."""
     verify = seconds("dense", step_of(decodes=64, context=8000, drafts=3))["attention_decode"]
@@ -209,7 +223,7 @@ def test_lowered_equals_torch(name):
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_more_context_and_more_rows_take_longer(name):
     """Context by one key; rows and tokens by doubling, because real kernels have steps. Measured ones are not monotone (one takes 151 us
-    for 256 tokens and 133 us for 512), so calibrated models get 5 %."""
+    for 256 tokens and 133 us for 512), so calibrated models get 15 %."""
 
     built = BUILT[name].cost_model.calibration.sources
 
@@ -219,15 +233,10 @@ def test_more_context_and_more_rows_take_longer(name):
         for prefills in (0, 1):
             base = {"decodes": decodes, "context": context, "prefills": prefills, "chunk": chunk, "past": past}
             least = sum(seconds(name, step_of(**base)).values())
-            for change in (
-                {"context": context + 1},
-                {"decodes": 2 * decodes},
-                {"past": past + 128},
-                {"chunk": 2 * chunk},
-            ):
-                assert (
-                    sum(seconds(name, step_of(**{**base, **change})).values()) >= (0.95 if built else 0.999) * least
-                ), change
+            for change in ({"context": context + 1}, {"past": past + 128}):
+                assert sum(seconds(name, step_of(**{**base, **change})).values()) >= 0.9999 * least, change
+            for change in ({"decodes": 2 * decodes}, {"chunk": 2 * chunk}):
+                assert sum(seconds(name, step_of(**{**base, **change})).values()) >= (0.85 if built else 0.999) * least
 
     check()
 

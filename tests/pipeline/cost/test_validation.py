@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 
-from benchmarks.accuracy import MEASUREMENTS, errors, recalibrated, serving_runs
+from benchmarks.accuracy import MEASUREMENTS, documented_table, errors, recalibrated, serving_runs
 from pipeline.cost import defaults, measurements
 from pipeline.cost.attention import DecodeAttention, PrefillAttention
 from pipeline.cost.calibrate import calibrate_operators, fit_gemm
@@ -41,6 +41,12 @@ def test_a_shipped_calibration_is_what_its_measurements_give():
     for mine, theirs in zip(again.held_out, kept.held_out, strict=True):
         assert (mine.part, mine.split, mine.rows) == (theirs.part, theirs.split, theirs.rows)
         assert mine.median == pytest.approx(theirs.median, rel=0.15, abs=0.002)
+
+
+def test_the_documented_errors_are_the_shipped_ones():
+    text = (ROOT / "docs/cost-model.md").read_text()
+    missing = [line for line in documented_table() if line not in text]
+    assert not missing, "python -c 'from benchmarks.accuracy import documented_table' prints the table"
 
 
 def test_held_out_errors_of_serving_shapes_are_within_the_goal():

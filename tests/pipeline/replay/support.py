@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.cost.attention import CONTEXT_NODES
 from pipeline.cost.lowered import LoweredAttention, LoweredCost, step_components
 from pipeline.replay.engine import Arrivals, EngineConfig, ReplayResult, replay
 from pipeline.replay.segments import (
@@ -51,7 +52,11 @@ def some_cost() -> LoweredCost:
         draft_row=0.0011 * rows,
         draft_later=0.003 + 0.0013 * rows,
         attention=_some_attention(1.0),
+        window_attention=_some_attention(0.4),
+        window=9.0,
         draft_attention=_some_attention(0.07),
+        draft_window_attention=_some_attention(0.05),
+        draft_window=6.0,
         overhead_step=0.005,
         overhead_row=0.0009,
     )
@@ -59,7 +64,7 @@ def some_cost() -> LoweredCost:
 
 def _some_attention(scale: float) -> LoweredAttention:
     """Every term is felt at the sizes of small cases."""
-    nodes = np.array([1.0, 5.0, 12.0, 40.0, 1000.0])
+    nodes = np.array(CONTEXT_NODES)
     rows = np.arange(MAX_ROWS + 1)
     return LoweredAttention(
         nodes=nodes,
