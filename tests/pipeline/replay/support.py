@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.cost.attention import CONTEXT_NODES
-from pipeline.cost.lowered import LoweredAttention, LoweredCost, step_components
+from pipeline.cost.lowered import LoweredCost, MixedAttention, step_components
 from pipeline.replay.engine import Arrivals, EngineConfig, ReplayResult, replay
 from pipeline.replay.segments import (
     BLANK,
@@ -51,24 +51,28 @@ def some_cost() -> LoweredCost:
         draft_first=0.004 + 0.0003 * tokens,
         draft_row=0.0011 * rows,
         draft_later=0.003 + 0.0013 * rows,
-        attention=_some_attention(1.0),
-        window_attention=_some_attention(0.4),
+        decode=np.stack([_some_decode(scale) for scale in ATTENTION_SCALES]),
+        mixed=np.array([_some_attention(scale) for scale in ATTENTION_SCALES]),
         window=9.0,
-        draft_attention=_some_attention(0.07),
-        draft_window_attention=_some_attention(0.05),
         draft_window=6.0,
+        draft_share=0.0,
         overhead_step=0.005,
         overhead_row=0.0009,
     )
 
 
-def _some_attention(scale: float) -> LoweredAttention:
+ATTENTION_SCALES = (1.0, 0.4, 0.07, 0.05)
+"""Of the target, its windowed layers, the drafter, its windowed layers."""
+
+
+def _some_decode(scale: float) -> np.ndarray:
+    nodes, rows = np.array(CONTEXT_NODES), np.arange(MAX_ROWS + 1)[:, None]
+    return scale * (0.003 + 0.0007 * rows + 2.3e-5 * rows * nodes**1.1)
+
+
+def _some_attention(scale: float) -> MixedAttention:
     """Every term is felt at the sizes of small cases."""
-    nodes = np.array(CONTEXT_NODES)
-    rows = np.arange(MAX_ROWS + 1)
-    return LoweredAttention(
-        nodes=nodes,
-        decode=scale * (0.003 + 0.0007 * rows[:, None] + 2.3e-5 * rows[:, None] * nodes[None, :] ** 1.1),
+    return MixedAttention(
         launch=0.002 * scale,
         block=0.0004 * scale,
         unit=0.003 * scale,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.cost.attention import CONTEXT_NODES
-from pipeline.cost.lowered import LoweredAttention, LoweredCost
+from pipeline.cost.lowered import LoweredCost, MixedAttention
 from pipeline.replay.engine import Arrivals, EngineConfig, replay
 from pipeline.trace import read_trace
 
@@ -23,15 +23,15 @@ STEP_S = 1e-9
 def next_to_nothing() -> LoweredCost:
     """A step of a nanosecond, whatever it computes."""
     nothing = np.zeros(LONGEST + 1)
-    free = LoweredAttention(
-        nodes=np.array(CONTEXT_NODES), decode=np.zeros((2, len(CONTEXT_NODES))), launch=0.0, block=1e-30, unit=0.0, query=0.0, empty=0.0,
+    free = MixedAttention(
+        launch=0.0, block=1e-30, unit=0.0, query=0.0, empty=0.0,
         longest_block=0.0, longest_unit=0.0, stall=0.0, touch=0.0, group=1.0, packs_groups=False, spill_low=1.0, spill_high=2.0,
         spilled_per_key=0.0, traffic=0.0, offset=0.0, sharpness=1.0, sms=1.0,
     )  # fmt: skip
     return LoweredCost(
         gemm=nothing + STEP_S, communication=nothing, sampling=nothing, draft_first=nothing, draft_row=nothing,
-        draft_later=nothing, attention=free, window_attention=free, window=0.0, draft_attention=free,
-        draft_window_attention=free, draft_window=0.0, overhead_step=0.0, overhead_row=0.0,
+        draft_later=nothing, decode=np.zeros((4, 2, len(CONTEXT_NODES))), mixed=np.array([free] * 4), window=0.0,
+        draft_window=0.0, draft_share=0.0, overhead_step=0.0, overhead_row=0.0,
     )  # fmt: skip
 
 
