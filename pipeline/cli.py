@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeline.cli_calibrate import calibrate_app
+from pipeline.cli_options import Force, OutputFormat, Quiet
 from pipeline.console import NOT_IN_THE_LOG, Console, Format, print_records
 from schemas.errors import PreplayError
 
@@ -26,10 +28,6 @@ app = typer.Typer(
     "Start with `preplay demo`. With a log of your own: `preplay ingest LOG`, `preplay reuse TRACE`, then "
     "`preplay run STUDY.toml`.",
 )
-
-OutputFormat = Annotated[Format, typer.Option("--format", "-f", help="How to print the result on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No talk on stderr; errors still show.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the output folder if it is there.")]
 
 
 @app.command()
@@ -145,6 +143,31 @@ def replay(
     record, folder = replay_one(study, scenario, seed, out, force=force, say=console.say)
     console.say(f"outcomes and timeline: {folder}")
     print_records([record], output, tall=True)
+
+
+@app.command()
+def elasticities(
+    study: Annotated[Path, typer.Argument(help="Study file (TOML).")],
+    scenario: Annotated[str, typer.Option("--scenario", "-s", help="Which scenario of the study.")] = "baseline",
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed. [default: the study's first]")] = None,
+    output: OutputFormat = Format.table,
+    quiet: Quiet = False,
+) -> None:
+    """What TTFT, TPOT and E2E percentiles of a replay are bound by: change in % for 1 % more bandwidth, FLOP/s, host time, ..."""
+    from pipeline.single import elasticities_of
+
+    console = Console(quiet)
+    records = elasticities_of(study, scenario, seed, say=console.say)
+    console.say("on the schedule as it was replayed: slopes for small changes (docs/cost-model.md)")
+    if output is Format.table:
+        records = [
+            {
+                name.removeprefix("elasticity_"): round(value, 3) if isinstance(value, float) else value
+                for name, value in each.items()
+            }
+            for each in records
+        ]
+    print_records(records, output)
 
 
 @app.command()
@@ -303,46 +326,7 @@ def demo(
     print(run_folder / "report.html")
 
 
-calibrate_app = typer.Typer(no_args_is_help=True, help="Fit the cost model's constants to measurements.")
 app.add_typer(calibrate_app, name="calibrate")
-
-
-@calibrate_app.command("ops")
-def calibrate_ops(
-    folder: Annotated[Path, typer.Argument(help="Folder of operator timings (docs/cost-model.md says which files).")],
-    gpu: Annotated[str, typer.Option("--gpu", help="Name in the GPU catalogue.")],
-    database: Annotated[
-        str | None,
-        typer.Option("--database", help="How the database's files name the GPU. [default: as --gpu, '-' as '_']"),
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option("--profile", help="How LLMServingSim's profile names the GPU. [default: no profile]")
-    ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", help="Engine whose kernels were timed, as the report shall name it.")
-    ] = "vllm",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Calibration to write. [default: GPU-ENGINE.json]")
-    ] = None,
-    force: Force = False,
-    output: OutputFormat = Format.table,
-    quiet: Quiet = False,
-) -> None:
-    """From operator timings: fit every part by gradient descent, print its error on shapes held out, write a calibration file."""
-    from pipeline import folders
-    from pipeline.cost.calibrate import calibrate_operators
-    from schemas import hardware
-
-    console = Console(quiet)
-    name = f"{gpu}-{engine}"
-    target = out if out is not None else Path(f"{name}.json")
-    folders.check_file(target, force=force)
-    calibration = calibrate_operators(
-        folder, hardware.gpu(gpu), database or gpu.replace("-", "_"), profile, name=name, engine=engine, say=console.say
-    )
-    folders.write_text(calibration.model_dump_json() + "\n", target)
-    print_records([each.model_dump() for each in calibration.held_out], output)
-    console.say(f'wrote {target}; use it with fleet.calibration = "{target}"')
 
 
 def _run_study(study: Path, out: Path, console: Console, *, force: bool, resume: bool, with_report: bool) -> None:

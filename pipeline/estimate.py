@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pipeline.cost.attention import TILE_KEYS, TILE_QUERIES
 from pipeline.cost.build import Hardware, build_hardware, provenance
+from pipeline.cost.elasticity import RATE_KINDS, TIME_KINDS, elasticities, shares
 from pipeline.cost.model import FEATURES, StepCostModel
 from schemas import hardware
 from schemas.errors import StudyError
@@ -28,48 +29,6 @@ LADDER = (1, 8, 32, 128)
 """Batches where none are asked for, as far as they fit; the most that fit comes after them."""
 
 CONTEXTS = (1024, 8192)
-
-KINDS: dict[str, tuple[str, int]] = {
-    "bandwidth_gb_s": ("memory_bandwidth", -1),
-    "cached_gb_s": ("memory_bandwidth", -1),
-    "tflops": ("flops", -1),
-    "unit_us": ("flops", +1),  # arithmetic of a tile of attention, given as its time
-    "link_gb_s": ("link_bandwidth", -1),
-    "latency_us": ("link_latency", +1),
-    "block_us": ("thread_blocks", +1),
-    "empty_us": ("thread_blocks", +1),
-    "query_us": ("thread_blocks", +1),
-    "wave_us": ("thread_blocks", +1),
-    "token_us": ("thread_blocks", +1),
-    "row_us": ("thread_blocks", +1),
-    "launch_us": ("launches", +1),
-    "offset_us": ("launches", +1),
-    "step_us": ("host", +1),
-    "sequence_us": ("host", +1),
-    "draft_pass_us": ("host", +1),
-}
-"""The kind of every constant that has a unit, and whether it is a rate (-1) or a time (+1)."""
-
-RATIOS = frozenset(
-    {
-        "half_tile", "quarter_tile", "sharpness", "extra_inputs", "quantised", "spill_low", "spill_high", "spill_width", "stall",
-        "tile_rows",
-    }
-)  # fmt: skip
-"""Constants without a unit: no machine is faster or slower by them."""
-
-RATE_KINDS = ("memory_bandwidth", "flops", "link_bandwidth")
-TIME_KINDS = ("link_latency", "thread_blocks", "launches", "host")
-
-LIMITS: dict[str, tuple[str, ...]] = {
-    "memory bandwidth": ("memory_bandwidth",),
-    "FLOP/s": ("flops",),
-    "interconnect": ("link_bandwidth", "link_latency"),
-    "thread blocks": ("thread_blocks",),
-    "launches": ("launches",),
-    "host": ("host",),
-}
-"""What a step can be bound by: the kinds that belong together."""
 
 PARTS: dict[str, tuple[str, ...]] = {
     "gemm": ("gemm",),
@@ -181,31 +140,6 @@ def prefill_step(past: int, tokens: int) -> dict[str, float]:
         "prefill_units": int((-(-keys // TILE_KEYS)).sum()),
         "prefill_longest": -(-(past + tokens) // TILE_KEYS),
         "tiles_most": tiles,
-    }
-
-
-def elasticities(model: StepCostModel, seconds: Tensor) -> dict[str, float]:
-    """Of one step: d log(seconds) / d log(speed) for each of RATE_KINDS, d log(seconds) / d log(time) for each of TIME_KINDS.
-
-    `seconds`: a scalar of the module with its graph, which is kept.
-    """
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    gradients = torch.autograd.grad(seconds.log(), parameters, retain_graph=True, allow_unused=True)
-    sums = dict.fromkeys((*RATE_KINDS, *TIME_KINDS), 0.0)
-    for name, gradient in zip(names, gradients, strict=True):
-        constant = name.rsplit(".", 1)[-1]
-        if gradient is None or constant in RATIOS:
-            continue
-        kind, sign = KINDS[constant]
-        sums[kind] += gradient.item() * (-sign if kind in RATE_KINDS else sign)
-    return sums
-
-
-def shares(by_kind: dict[str, float]) -> dict[str, float]:
-    """The share of a step that each limit makes, from its elasticities; they add up to 1."""
-    return {
-        limit: sum(-by_kind[kind] if kind in RATE_KINDS else by_kind[kind] for kind in kinds)
-        for limit, kinds in LIMITS.items()
     }
 
 

@@ -98,6 +98,10 @@ def capacity_records(
     return records
 
 
+MOST_TTL_S = 1e12
+"""Longer than any log; microseconds of it fit an int64."""
+
+
 def ttl_records(profile: ReuseProfile, trace: Trace, ttls_s: Sequence[float]) -> list[dict[str, Any]]:
     """Hits of an unbounded cache whose entries live so long, counted from their last use and from when they were written.
 
@@ -106,8 +110,8 @@ def ttl_records(profile: ReuseProfile, trace: Trace, ttls_s: Sequence[float]) ->
     all_tokens = int(profile.input_tokens.sum(dtype=np.int64))
     records = []
     for ttl_s in ttls_s:
-        if not ttl_s >= 0:
-            raise InputError(f"a time to live of {ttl_s} s can't be", mend="give 0 or more seconds")
+        if not 0 <= ttl_s <= MOST_TTL_S:
+            raise InputError(f"a time to live of {ttl_s} s can't be", mend=f"give 0 to {MOST_TTL_S:.0e} seconds")
         record: dict[str, Any] = {"ttl_s": ttl_s}
         for name, refresh in (("refreshed", True), ("from_write", False)):
             hits = ttl_hits(trace.block_offsets, trace.block_ids, trace.arrival_us, round(ttl_s * 1e6), refresh=refresh)

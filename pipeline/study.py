@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from pipeline import folders, warehouse
 from pipeline.cost.build import provenance
@@ -25,6 +28,7 @@ from pipeline.jit import COMPILING, compiled_before
 from pipeline.reuse import reuse_profile
 from pipeline.reuse_tables import curve_table, distance_table, requests_table
 from pipeline.scenario import ResolvedScenario, resolve, run_scenario
+from pipeline.schedule import ELASTICITY_SCHEMA, elasticity_rows, scheduled
 from pipeline.study_tables import ingest_tables, scenarios_table, slo_table
 from pipeline.trace import Trace, read_trace
 from schemas.errors import InputError, PreplayError, RunError
@@ -96,6 +100,7 @@ def run_study(
         shutil.copyfile(file, partial / STUDY_FILE)
         _reuse(checked.trace, partial, durations)
         _replays(checked, partial, durations, say)
+        _elasticities(checked, partial, durations, say)
         _tables(checked, partial)
         manifest = _manifest(checked, _inputs_digest(checked, set()), durations)
         folders.write_text(manifest.model_dump_json(indent=2) + "\n", partial / MANIFEST_FILE)
@@ -106,7 +111,7 @@ def run_study(
     return out
 
 
-_NOT_REPLAYED = {"name", "title", "notes", "slo"}
+_NOT_REPLAYED = {"name", "title", "notes", "slo", "sensitivity"}
 """What a study says about its replays, not to them: changing it leaves finished replays as good as they were."""
 
 
@@ -163,6 +168,22 @@ def _replays(checked: CheckedStudy, folder: Path, durations: dict[str, float], s
         for number, (label, seconds) in enumerate(pool.map(work, todo), start=1):
             durations[f"replay {label}"] = seconds
             say(f"replayed {label} ({number} of {len(todo)}): {seconds:.2f} s")
+
+
+def _elasticities(checked: CheckedStudy, folder: Path, durations: dict[str, float], say: Progress) -> None:
+    """What each percentile is bound by, one scenario after the other: torch uses the cores by itself."""
+    started = time.perf_counter()
+    study = checked.study
+    chosen = {"none": (), "baseline": checked.scenarios[:1], "all": checked.scenarios}[study.sensitivity]
+    rows: list[dict[str, Any]] = []
+    for resolved in chosen:
+        schedule = scheduled(resolved, checked.trace, study.seeds[0])
+        found = elasticity_rows(schedule, resolved.hardware.cost_model)
+        rows += [{"scenario": resolved.name, "seed": study.seeds[0]} | row for row in found]
+    folders.write_parquet(pa.Table.from_pylist(rows, schema=ELASTICITY_SCHEMA), folder / "tables/elasticities.parquet")
+    durations["elasticities"] = time.perf_counter() - started
+    if rows:
+        say(f"elasticities of {len(chosen)} scenario(s): {durations['elasticities']:.2f} s")
 
 
 def _unit_file(folder: Path, kind: str, scenario: str, seed: int) -> Path:

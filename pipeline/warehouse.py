@@ -21,6 +21,7 @@ VIEWS = {
     "slo": "tables/slo.parquet",
     "ingest": "tables/ingest.parquet",
     "rejected_reasons": "tables/rejected_reasons.parquet",
+    "elasticities": "tables/elasticities.parquet",
     "reuse_curve": "reuse/curve.parquet",
     "reuse_requests": "reuse/requests.parquet",
     "reuse_distance": "reuse/distance.parquet",

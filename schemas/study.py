@@ -109,6 +109,14 @@ class Engine(_Section):
             raise ValueError(
                 f"max_batched_tokens {self.max_batched_tokens} is less than max_sequences {self.max_sequences}"
             )
+        if not isinstance(self.cuda_graph_sizes, str):
+            if not self.cuda_graph_sizes:
+                raise ValueError("cuda_graph_sizes is empty; write 'none' where no graphs are captured")
+            if max(self.cuda_graph_sizes) > self.max_batched_tokens:
+                raise ValueError(
+                    f"a CUDA graph of {max(self.cuda_graph_sizes)} tokens is larger than any step: max_batched_tokens is "
+                    f"{self.max_batched_tokens}"
+                )
         if self.scheduling == "priority" and not self.priorities:
             raise ValueError("scheduling = 'priority' needs priorities, a table of tenant = number")
         return self
@@ -283,6 +291,11 @@ class Study(_Section):
         default=(1,), min_length=1, description="one replay per seed"
     )
     timeline_interval_s: PositiveFloat = Field(default=10.0, description="width of a timeline interval, seconds")
+    sensitivity: Literal["none", "baseline", "all"] = Field(
+        default="baseline",
+        description="scenarios whose latency percentiles get elasticities (section 10 of the report), by the first seed; 1 to 3 s "
+        "each for an hour of traffic",
+    )
     notes: str = Field(default="", description="printed in the report's assumptions")
     slo: Slo
     baseline: Scenario

@@ -94,6 +94,30 @@ def test_replay_one_scenario(study_file, tmp_path):
     assert code == 2 and "it has: baseline, caching, speculation, both" in one_line(err)
 
 
+def test_elasticities_of_one_scenario(study_file):
+    code, out, err = preplay("elasticities", study_file, "-s", "both", "-f", "json")
+    assert code == 0, err
+    rows = {row["metric"]: row for row in json.loads(out)}
+    assert rows["tpot_p95"]["elasticity_all"] == pytest.approx(1.0)
+    assert rows["ttft_p95"]["elasticity_memory_bandwidth"] < 0
+    code, _, err = preplay("elasticities", study_file, "-s", "nothing")
+    assert code == 2 and "it has: baseline" in one_line(err)
+
+
+def test_calibrate_from_this_machine(tmp_path):
+    file = tmp_path / "mine.json"
+    code, out, err = preplay(
+        "calibrate", "gpu", "--gpu", "l40s", "--device", "cpu", "--quick", "-o", file, "-f", "json"
+    )
+    assert code == 0, err
+    assert {row["part"].split()[0] for row in json.loads(out)} >= {"gemm"}
+    assert json.loads(file.read_text())["gpu"] == "l40s"
+    code, out, err = preplay("estimate", "llama-3.1-8b", "l40s", "--calibration", file, "--summary")
+    assert code == 0 and "defaults for" in out
+    code, _, err = preplay("calibrate", "gpu", "--gpu", "l40s", "--device", "cuda:99", "-o", tmp_path / "no.json")
+    assert code == 2 and "cuda" in one_line(err).lower()
+
+
 def test_query_formats_and_sources(run_folder, tmp_path):
     sql = "SELECT scenario, count(*) AS n, NULL AS nothing FROM outcomes GROUP BY 1 ORDER BY 1 LIMIT 1"
     assert json.loads(preplay("query", run_folder, sql, "-f", "json")[1]) == [

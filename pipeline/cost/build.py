@@ -100,15 +100,25 @@ def provenance(hardwares: Iterable[Hardware]) -> str:
         if not calibration.sources:
             seen[f"{model.gpu.name} not calibrated: data-sheet peaks at the shares that calibrated GPUs reach"] = None
             continue
-        attention = [each for each in calibration.held_out if each.part.startswith("attention")]
-        worst = max((each.median for each in attention), default=None)
+        used = [each for each in calibration.held_out if _measures(each.part, model)]
+        worst = max(used, key=lambda each: each.median, default=None)
         text = f"{model.gpu.name} calibrated from operator timings ({calibration.name}"
         if worst is not None:
-            text += f"; held-out median error of attention up to {worst:.1%}"
+            text += f"; held-out median errors up to {worst.median:.1%}, of {worst.part.split(',')[0]}"
         defaults = [part for part in model.missing if _matters(part, model)]
         text += ")" if not defaults else f"), defaults for {', '.join(defaults)}"
         seen[text] = None
     return "; ".join(seen)
+
+
+def _measures(part: str, model: StepCostModel) -> bool:
+    """Whether a held-out error is of something that takes part in this model's steps."""
+    kind, _, dtype = part.partition(" ")
+    if kind == "experts":
+        return model.shapes.experts is not None and dtype == model.weight_dtype
+    if kind == "gemm":
+        return dtype in (model.weight_dtype, "bf16")
+    return kind != "allreduce" or model.shapes.allreduces > 0
 
 
 def _matters(part: str, model: StepCostModel) -> bool:

@@ -19,11 +19,13 @@ class Positive(nn.Module):
                 for name, value in constants.items()
             }
         )
+        self.shifts: dict[str, Tensor] = {}
+        """Added to logarithms of constants while somebody asks what they are worth (`elasticity.slowed`)."""
 
     def parameter(self, name: str) -> Tensor:
         """One constant, in the unit that its name says."""
-        value: Tensor = self.log_parameters[name].exp()
-        return value
+        logarithm: Tensor = self.log_parameters[name]
+        return (logarithm + self.shifts[name] if name in self.shifts else logarithm).exp()
 
     def constants(self) -> dict[str, float]:
         """All constants as numbers."""

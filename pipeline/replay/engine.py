@@ -25,7 +25,7 @@ from pipeline.replay.scheduler import (
     new_running,
 )
 from pipeline.replay.segments import BLOCKS, CACHED, FIFO, ID, LFU, LRU, NONE, PREFIX_PRIORITY, SEGMENT_NEXT, Pool
-from pipeline.replay.steps import inter_token_latencies, longer_log, new_step_log
+from pipeline.replay.steps import StepLog, inter_token_latencies, longer_log, new_step_log
 from pipeline.replay.timeline import EXPIRED_BLOCKS, Timeline, add_state, longer, new_timeline, usable
 from pipeline.replay.waiting import (
     FCFS,
@@ -87,6 +87,7 @@ class EngineConfig:
     seed: int = 1
     interval_s: float = 10.0
     itl: bool = True  # inter-token latencies per request
+    keep_steps: bool = False  # what every step computed
     router: str = "round_robin"
 
 
@@ -100,6 +101,17 @@ class ReplayResult:
     timelines: tuple[Timeline, ...]  # per replica
     steps: NDArray[np.int64]  # per replica
     pools: tuple[Pool, ...]  # as they were at the end, for integrity checks; empty unless asked for
+    schedules: tuple[Schedule, ...] = ()  # per replica; empty unless `keep_steps`
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a replica did, step by step: the cost model's argument."""
+
+    features: NDArray[np.float64]  # [steps, STEP_FEATURES]
+    start_s: NDArray[np.float64]  # [steps]
+    end_s: NDArray[np.float64]  # [steps]
+    left: NDArray[np.bool_]  # [steps] whether work was left for later
 
 
 def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_pools: bool = False) -> ReplayResult:
@@ -140,7 +152,7 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
     ids = chains.private_id + n
     span = float(arrivals.arrival_s[-1]) if n else 0.0
     intervals = int(span / config.interval_s) + 2
-    timelines, steps, pools, ends = [], [], [], []
+    timelines, steps, pools, ends, schedules = [], [], [], [], []
     by_replica = np.argsort(replica[kept], kind="stable")  # requests stay in order of arrival
     rows = np.flatnonzero(kept)[by_replica].astype(np.int32)
     bounds = np.searchsorted(replica[rows], np.arange(config.replicas + 1))
@@ -156,7 +168,7 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
     )
     running = new_running(n, config.max_sequences)
     pool = new_pool(config.pool_blocks, ids, n, holds, longest, rules)
-    log = new_step_log(1024, 1024)
+    log = new_step_log(1024, 1024, features=config.keep_steps)
     for index in range(config.replicas):
         mine = rows[bounds[index] : bounds[index + 1]]
         timeline = new_timeline(intervals)
@@ -183,6 +195,8 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
                 requests.itl_max_s,
                 requests.itl_p99_s,
             )
+        if config.keep_steps:
+            schedules.append(_schedule(log, int(progress.counts[STEPS_DONE])))
         timelines.append(timeline)
         steps.append(int(progress.counts[STEPS_DONE]))
         ends.append(_End(float(progress.clock[NOW]), int(pool.totals[CACHED]), *_drops(pool, settings.ttl_s)))
@@ -192,7 +206,7 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
         else:
             blank_again(pool, chains, mine)
     timelines = _idle_to_the_end(timelines, ends, config.interval_s)
-    return ReplayResult(requests, refused, replica, tuple(timelines), np.array(steps), tuple(pools))
+    return ReplayResult(requests, refused, replica, tuple(timelines), np.array(steps), tuple(pools), tuple(schedules))
 
 
 @dataclass(frozen=True)
@@ -203,6 +217,13 @@ class _End:
     cached_blocks: int
     drops_s: NDArray[np.float64]  # ascending
     dropped_blocks: NDArray[np.int64]
+
+
+def _schedule(log: StepLog, steps: int) -> Schedule:
+    """A copy: the log is used again."""
+    return Schedule(
+        log.features[:steps].copy(), log.start_s[:steps].copy(), log.end_s[:steps].copy(), log.left[:steps].copy()
+    )
 
 
 def _drops(pool: Pool, ttl_s: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

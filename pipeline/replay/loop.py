@@ -288,6 +288,7 @@ def run_replica(
         timeline.components[interval, 4] += sampling
         timeline.components[interval, 5] += draft
         timeline.components[interval, 6] += overhead
+        started_s = now_s
         now_s += duration
         target_sum += gemm + prefill + decode + communication
         draft_sum += draft
@@ -295,6 +296,16 @@ def run_replica(
             settings, pool, chains, requests, running, log, steps, now_s, sampling + draft, target_sum, draft_sum
         )
         log.end_s[steps] = now_s
+        if log.start_s.shape[0] > 0:
+            log.start_s[steps] = started_s
+            spent = batch.decode_tokens + batch.prefill_tokens == settings.max_batched_tokens
+            log.left[steps] = queued > 0 or spent
+            step = log.features[steps]
+            step[0], step[1], step[2] = batch.sampled, batch.decode_rows, batch.decode_tokens
+            step[3], step[4] = batch.decode_context, batch.decode_longest
+            step[5], step[6], step[7] = batch.prefill_rows, batch.prefill_tokens, batch.prefill_context
+            step[8], step[9], step[10] = batch.prefill_tiles, batch.prefill_units, batch.prefill_longest
+            step[11], step[12] = batch.tiles_most, settings.draft_tokens
         steps += 1
         timeline.counters[interval, STEPS] += 1
         if finished > 0:

@@ -30,16 +30,27 @@ class StepLog(NamedTuple):
     silent_request: Ints  # [silences, or more] a request that emitted nothing ...
     silent_first: Ints  # ... from this step
     silent_last: Ints  # ... to this one
+    features: Floats  # [steps, or more; STEP_FEATURES] what each computed (docs/replay.md), [0, STEP_FEATURES] where nobody asked
+    start_s: Floats  # [the same] when it started
+    left: NDArray[
+        np.bool_
+    ]  # [the same] whether work was left for later: requests in the queue, or no token of the budget
 
 
-def new_step_log(steps: int, silences: int) -> StepLog:
-    """Room for so many steps and silences."""
+STEP_FEATURES = 13
+
+
+def new_step_log(steps: int, silences: int, *, features: bool = False) -> StepLog:
+    """Room for so many steps and silences; `features`: keep what every step computed."""
     return StepLog(
         np.zeros(1, np.int32),
         np.empty(steps, np.float64),
         np.empty(silences, np.int32),
         np.empty(silences, np.int32),
         np.empty(silences, np.int32),
+        np.empty((steps if features else 0, STEP_FEATURES), np.float64),
+        np.empty(steps if features else 0, np.float64),
+        np.empty(steps if features else 0, np.bool_),
     )
 
 
@@ -47,12 +58,14 @@ def longer_log(log: StepLog, silences_per_step: int) -> StepLog:
     """The same log with room for twice as much, and for one more step in any case."""
 
     def doubled(values: NDArray[np.generic], least: int) -> NDArray[np.generic]:
-        return np.concatenate([values, np.empty(max(values.shape[0], least), values.dtype)])
+        more = max(values.shape[0], least) if values.shape[0] or least else 0
+        return np.concatenate([values, np.empty((more, *values.shape[1:]), values.dtype)])
 
     return StepLog(
         log.totals,
         doubled(log.end_s, 1),  # type: ignore[arg-type]
-        *(doubled(each, silences_per_step) for each in log[2:]),  # type: ignore[arg-type]
+        *(doubled(each, silences_per_step) for each in log[2:5]),  # type: ignore[arg-type]
+        *(doubled(each, 0) for each in log[5:]),
     )
 
 

@@ -16,6 +16,7 @@ from reports.sections import (
     reproduce,
     reuse,
     scenarios,
+    sensitivity,
     validation,
 )
 
@@ -26,6 +27,7 @@ SECTIONS: tuple[Callable[[Warehouse, list[ScenarioMetrics]], Section], ...] = (
     reuse.build,
     interaction.build,
     over_time.build,
+    sensitivity.build,
     validation.build,
     assumptions.build,
     reproduce.build,

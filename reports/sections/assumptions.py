@@ -37,7 +37,7 @@ LIMITS = (
     "Reuse inside a trace block of different ids is not known from the trace and counts as none: a lower bound.",
     "Output lengths are the log's: speculation and caching change when tokens come, never which.",
     "Arrivals are open loop: a user who gets an answer sooner does not ask again sooner.",
-    "This version has no sections on speculation by load (5), capacity (7), who benefits (9) and sensitivity (10).",
+    "This version has no sections on speculation by load (5), capacity (7) and who benefits (9).",
 )
 
 

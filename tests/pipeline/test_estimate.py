@@ -15,21 +15,16 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.cost.build import build_hardware
+from pipeline.cost.elasticity import KINDS, LIMITS, RATE_KINDS, RATIOS, TIME_KINDS, shares
 from pipeline.cost.lowered import step_components
 from pipeline.cost.model import FEATURES
 from pipeline.estimate import (
     ELASTICITIES,
-    KINDS,
-    LIMITS,
     PARTS,
-    RATE_KINDS,
-    RATIOS,
-    TIME_KINDS,
     decode_step,
     estimate,
     prefill_step,
     scenario_of,
-    shares,
     ttft_seconds,
 )
 from pipeline.replay.engine import Arrivals, EngineConfig, replay

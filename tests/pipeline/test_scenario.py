@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
-from pipeline.cost.build import build_hardware, graph_sizes
+from pipeline.cost.build import build_hardware, graph_sizes, provenance
 from pipeline.cost.model import StepCostModel
 from pipeline.scenario import resolve, run_scenario
 from pipeline.single import summary
@@ -93,3 +93,20 @@ def test_padding_computes_the_next_larger_graph():
     assert isinstance(built.cost_model, StepCostModel)
     step = torch.tensor([[9.0, 9, 9, 900, 100, 0, 0, 0, 0, 0, 0, 1, 0]], dtype=torch.float64)
     assert built.cost_model(step)[0, 0].item() == pytest.approx(real.gemm[64], rel=1e-12)
+
+
+@pytest.mark.parametrize(("sizes", "problem"), [([], "empty"), ([8, 100_000], "larger than any step")])
+def test_cuda_graphs_that_no_step_could_use_are_refused(sizes, problem):
+    with pytest.raises(ValueError, match=problem):
+        Engine(cuda_graph_sizes=sizes)
+
+
+def test_provenance_names_the_worst_part_in_use():
+    """Experts at fp8 of an H200 are off by more than attention; a dense model does not have them."""
+    scenario = {**BASE, "fleet": {"gpu": "h200", "replicas": 1}}
+    moe = build_hardware(
+        Scenario.model_validate({**scenario, "model": {"name": "qwen3-30b-a3b", "weight_dtype": "fp8"}})
+    )
+    assert "16.1%, of experts fp8" in provenance([moe])
+    dense = build_hardware(Scenario.model_validate({**scenario, "model": {"name": "llama-3.1-8b"}}))
+    assert "12.7%, of attention" in provenance([dense])
