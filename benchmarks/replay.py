@@ -16,6 +16,7 @@ from benchmarks.measure import CONVERSATION, median_seconds, peak_mib, print_tab
 from pipeline.cost.build import build_hardware
 from pipeline.ingest import ingest
 from pipeline.replay.engine import Arrivals, EngineConfig, replay
+from pipeline.replay.speculation import chain
 from pipeline.trace import read_trace
 from pipeline.workload import transform
 from schemas.study import Scenario, Workload
@@ -81,7 +82,7 @@ def main() -> None:
             max_model_len=min(131072, pool * block_tokens),
             prefix_caching=caching,
             drop_last_hit_block=caching and speculating,
-            acceptance=(0.802,) * 3 if speculating else (),
+            drafting=chain(0.802, 0.802, 0.802) if speculating else None,
             itl=False,
         )
         result = replay(arrivals, config, built.lowered)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.cost.build import Hardware, build_hardware
 from pipeline.replay.engine import Arrivals, EngineConfig, ReplayResult, replay
+from pipeline.replay.speculation import chain
 from pipeline.replay.timeline import Timeline
 from pipeline.trace import Trace
 from pipeline.turns import NamedBlocks, name_replies
@@ -182,7 +183,7 @@ def engine_config(resolved: ResolvedScenario, seed: int) -> EngineConfig:
         merge_duplicates=cache.duplicates == "merged",
         scheduling=engine.scheduling,
         drop_last_hit_block=drafter is not None and drafter.drops_last_hit_block,
-        acceptance=() if isinstance(spec, NoSpeculation) else spec.conditional_acceptance,
+        drafting=None if isinstance(spec, NoSpeculation) else chain(*spec.conditional_acceptance),
         seed=seed,
         interval_s=resolved.interval_s,
         router=scenario.fleet.router,

@@ -25,6 +25,7 @@ from pipeline.replay.scheduler import (
     new_running,
 )
 from pipeline.replay.segments import BLOCKS, CACHED, FIFO, ID, LFU, LRU, NONE, PREFIX_PRIORITY, SEGMENT_NEXT, Pool
+from pipeline.replay.speculation import ADAPTIVE, Drafting, Proposals, proposals_of
 from pipeline.replay.steps import StepLog, inter_token_latencies, longer_log, new_step_log
 from pipeline.replay.timeline import EXPIRED_BLOCKS, Timeline, add_state, longer, new_timeline, usable
 from pipeline.replay.waiting import (
@@ -83,7 +84,7 @@ class EngineConfig:
     scheduling: str = "fcfs"  # SCHEDULING
     lpm_most_waiting: int = LPM_MOST_WAITING
     lpm_shared_tokens: int = LPM_SHARED_TOKENS
-    acceptance: tuple[float, ...] = ()  # conditional, one per draft token; () = no speculation
+    drafting: Drafting | None = None  # null = no speculation
     seed: int = 1
     interval_s: float = 10.0
     itl: bool = True  # inter-token latencies per request
@@ -124,7 +125,12 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
     output = np.minimum(arrivals.output_tokens, config.max_model_len - arrivals.input_tokens).astype(np.int32)
     replica = ROUTERS[config.router](n, config.replicas)
     chains = _chains(arrivals, config)
-    requests = _requests(arrivals, output)
+    proposals = proposals_of(config.drafting, n, config.max_sequences, config.seed)
+    requests = _requests(arrivals, output, proposals, config.drafting)
+    drafts = lookahead = 0
+    if config.drafting is not None:
+        drafts = config.drafting.most
+        lookahead = drafts if config.drafting.lookahead is None else config.drafting.lookahead
     settings = Settings(
         block_tokens=config.block_tokens,
         pool_blocks=config.pool_blocks,
@@ -138,15 +144,14 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
         cache_decode_blocks=config.cache_decode_blocks,
         ttl_s=np.inf if config.ttl_s is None else config.ttl_s,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
-        draft_tokens=len(config.acceptance),
-        lookahead_tokens=len(config.acceptance),
+        draft_tokens=drafts,
+        draft_slots=0 if config.drafting is None else config.drafting.slots,
+        lookahead_tokens=lookahead,
         reserve_full_isl=config.reserve_full_isl,
-        seed=np.uint64(config.seed),
-        acceptance=np.array(config.acceptance, dtype=np.float64),
         interval_s=config.interval_s,
     )
     kept = ~refused
-    lengths = (arrivals.input_tokens.astype(np.int64) + output + len(config.acceptance))[kept]
+    lengths = (arrivals.input_tokens.astype(np.int64) + output + drafts + lookahead)[kept]
     longest = int(-(-lengths.max(initial=1) // config.block_tokens)) + 1
     holds = min(config.max_sequences, n) * longest + 1
     ids = chains.private_id + n
@@ -175,7 +180,9 @@ def replay(arrivals: Arrivals, config: EngineConfig, cost: LoweredCost, *, keep_
         progress = new_progress()
         log.totals[0] = 0
         while True:
-            end = run_replica(settings, cost, pool, chains, requests, waiting, running, log, timeline, progress, mine)
+            end = run_replica(
+                settings, proposals, cost, pool, chains, requests, waiting, running, log, timeline, progress, mine
+            )
             if end == TIMELINE_FULL:
                 timeline = longer(timeline)
             elif end == LOG_FULL:
@@ -305,8 +312,11 @@ def _every(
     return block_ids[np.repeat(offsets[:-1], blocks) + (place + 1) * step - 1], coarse
 
 
-def _requests(arrivals: Arrivals, output: NDArray[np.int32]) -> Requests:
+def _requests(
+    arrivals: Arrivals, output: NDArray[np.int32], proposals: Proposals, drafting: Drafting | None
+) -> Requests:
     n = arrivals.arrival_s.shape[0]
+    adapting = n if proposals.policy == ADAPTIVE else 0
 
     def count() -> NDArray[np.int32]:
         return np.zeros(n, np.int32)
@@ -320,7 +330,10 @@ def _requests(arrivals: Arrivals, output: NDArray[np.int32]) -> Requests:
         output_tokens=output,
         computed=count(),
         emitted=count(),
-        has_drafts=np.zeros(n, np.bool_),
+        drafts=count(),
+        matched=np.full(n, -1, np.int8),
+        tier=np.full(adapting, 0 if drafting is None else drafting.first_tier, np.int32),
+        smoothed=np.zeros(adapting),
         lost=count(),
         first_step=count(),
         silent_steps=count(),

@@ -24,7 +24,16 @@ from pipeline.replay.scheduler import (
     schedule,
 )
 from pipeline.replay.segments import CACHED, CAPACITY, EVICTED, EVICTED_DECODE, EXPIRED, Pool
-from pipeline.replay.speculation import accepted_drafts
+from pipeline.replay.speculation import (
+    ADAPTIVE,
+    GOODPUT,
+    SMOOTHING,
+    Proposals,
+    accepted_levels,
+    best_drafts,
+    drafted,
+    next_tier,
+)
 from pipeline.replay.steps import StepLog, note_silent
 from pipeline.replay.timeline import (
     ACCEPTED_TOKENS,
@@ -72,9 +81,59 @@ def new_progress() -> Progress:
     return Progress(np.zeros(3, np.float64), np.zeros(6, np.int64), np.zeros(2, np.float64))
 
 
+@njit
+def drafts_of_step(
+    settings: Settings,
+    cost: LoweredCost,
+    proposals: Proposals,
+    requests: Requests,
+    running: Running,
+    rows: int,
+    context: float,
+) -> int:
+    """How many tokens are drafted per row at the step's end, for the next step: the most of all rows with ADAPTIVE."""
+    if proposals.policy == GOODPUT:
+        return best_drafts(cost, proposals, rows, context, settings.max_batched_tokens)
+    if proposals.policy == ADAPTIVE:
+        most = 0
+        for place in range(rows):
+            most = max(most, requests.tier[running.requests[place]])
+        return most
+    return int(proposals.k_of_batch[rows])
+
+
+@njit
+def verify(proposals: Proposals, requests: Requests, request: int, drafts: int) -> int:
+    """How many of a row's drafts are accepted. Mutates the request's counts."""
+    accepted = accepted_levels(proposals, request, requests.emitted[request], proposals.depth_of[drafts])
+    requests.spec_steps[request] += 1
+    requests.draft_tokens[request] += drafts
+    requests.accepted_tokens[request] += accepted
+    return accepted
+
+
+@njit
+def draft(proposals: Proposals, requests: Requests, request: int, most: int, drafts: int, accepted: int) -> None:
+    """Draft for a request's next step; `drafts` and `accepted` were this step's. Mutates."""
+    if proposals.policy == ADAPTIVE:
+        most = requests.tier[request]  # as of before this step: the tiers' passes are part of it
+        if drafts > 0:
+            steps = requests.spec_steps[request]
+            before = requests.smoothed[request] if steps > 1 else float(accepted)
+            requests.smoothed[request] = before + SMOOTHING * (accepted - before)
+            requests.tier[request] = next_tier(proposals, most, requests.smoothed[request], steps)
+    count = 0
+    if most > 0:
+        count = drafted(proposals, request, requests.emitted[request], most, requests.matched[request])
+        requests.matched[request] = 1 if count > 0 else 0
+    requests.drafts[request] = count
+
+
 @inlined
 def commit(
     settings: Settings,
+    proposals: Proposals,
+    next_drafts: int,
     pool: Pool,
     chains: Chains,
     requests: Requests,
@@ -103,10 +162,7 @@ def commit(
                 drafts = running.drafts[place]
                 accepted = 0
                 if drafts > 0:
-                    accepted = accepted_drafts(settings.seed, request, before, drafts, settings.acceptance)
-                    requests.spec_steps[request] += 1
-                    requests.draft_tokens[request] += drafts
-                    requests.accepted_tokens[request] += accepted
+                    accepted = verify(proposals, requests, request, drafts)
                     accepted_tokens += accepted
                     computed -= drafts - accepted
                 remaining = requests.output_tokens[request] - before
@@ -136,7 +192,7 @@ def commit(
                     finished += 1
                     continue
                 if settings.draft_tokens > 0:
-                    requests.has_drafts[request] = True
+                    draft(proposals, requests, request, next_drafts, drafts, accepted)
             else:
                 requests.computed[request] = computed
                 requests.chunk_steps[request] += 1
@@ -180,6 +236,7 @@ def idle(settings: Settings, pool: Pool, timeline: Timeline, now_s: float, until
 @njit
 def run_replica(
     settings: Settings,
+    proposals: Proposals,
     cost: LoweredCost,
     pool: Pool,
     chains: Chains,
@@ -194,7 +251,7 @@ def run_replica(
     """Replay the requests `mine` (rows of the trace, by arrival) on one replica, from where `progress` stands.
 
     Returns DONE, STUCK, or TIMELINE_FULL or LOG_FULL: then call it again with a longer one. Mutates everything but settings,
-    cost, chains and `mine`.
+    proposals, cost, chains and `mine`.
     """
     size = mine.shape[0]
     intervals = usable(timeline)
@@ -250,7 +307,12 @@ def run_replica(
             # By priority the first to run was the first to be preempted: no step, and the others' turn at once.
             timeline.counters[interval, PREEMPTIONS] += batch.preemptions
             continue
-        gemm, prefill, decode, communication, sampling, draft, overhead = step_components(
+        next_drafts = passes = 0
+        if settings.draft_tokens > 0:
+            context = float(batch.decode_context + batch.prefill_context)
+            next_drafts = drafts_of_step(settings, cost, proposals, requests, running, batch.rows, context)
+            passes = proposals.depth_of[next_drafts]
+        gemm, prefill, decode, communication, sampling, drafting, overhead = step_components(
             cost,
             batch.sampled,
             batch.decode_rows,
@@ -264,9 +326,9 @@ def run_replica(
             float(batch.prefill_units),
             float(batch.prefill_longest),
             batch.tiles_most,
-            settings.draft_tokens,
+            passes,
         )
-        duration = gemm + prefill + decode + communication + sampling + draft + overhead
+        duration = gemm + prefill + decode + communication + sampling + drafting + overhead
         queued, admitted = waiting.totals[COUNT], running.counts[RUNNING_COUNT]
         used, cached = pool.totals[CAPACITY] - free_blocks(pool), pool.totals[CACHED]
         reached = int((now_s + duration) / settings.interval_s)
@@ -286,26 +348,39 @@ def run_replica(
         timeline.components[interval, 2] += decode
         timeline.components[interval, 3] += communication
         timeline.components[interval, 4] += sampling
-        timeline.components[interval, 5] += draft
+        timeline.components[interval, 5] += drafting
         timeline.components[interval, 6] += overhead
         started_s = now_s
         now_s += duration
         target_sum += gemm + prefill + decode + communication
-        draft_sum += draft
+        draft_sum += drafting
         emitted, accepted, finished = commit(
-            settings, pool, chains, requests, running, log, steps, now_s, sampling + draft, target_sum, draft_sum
+            settings,
+            proposals,
+            next_drafts,
+            pool,
+            chains,
+            requests,
+            running,
+            log,
+            steps,
+            now_s,
+            sampling + drafting,
+            target_sum,
+            draft_sum,
         )
         log.end_s[steps] = now_s
         if log.start_s.shape[0] > 0:
             log.start_s[steps] = started_s
-            spent = batch.decode_tokens + batch.prefill_tokens == settings.max_batched_tokens
+            taken = batch.decode_tokens + batch.prefill_tokens + batch.rows * settings.draft_slots
+            spent = taken >= settings.max_batched_tokens - settings.draft_slots
             log.left[steps] = queued > 0 or spent
             step = log.features[steps]
             step[0], step[1], step[2] = batch.sampled, batch.decode_rows, batch.decode_tokens
             step[3], step[4] = batch.decode_context, batch.decode_longest
             step[5], step[6], step[7] = batch.prefill_rows, batch.prefill_tokens, batch.prefill_context
             step[8], step[9], step[10] = batch.prefill_tiles, batch.prefill_units, batch.prefill_longest
-            step[11], step[12] = batch.tiles_most, settings.draft_tokens
+            step[11], step[12] = batch.tiles_most, passes
         steps += 1
         timeline.counters[interval, STEPS] += 1
         if finished > 0:

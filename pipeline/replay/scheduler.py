@@ -46,11 +46,10 @@ class Settings(NamedTuple):
     cache_decode_blocks: bool  # blocks with generated tokens are registered too
     ttl_s: float  # how long a free cached block lives; infinite = until it is taken
     long_prefill_token_threshold: int  # most tokens of one request in one step; 0 = no limit
-    draft_tokens: int  # k; 0 = no speculation
+    draft_tokens: int  # drafts of a row at most; 0 = no speculation
+    draft_slots: int  # of the token budget that drafting takes per row
     lookahead_tokens: int  # slots allocated beyond a request's scheduled tokens
     reserve_full_isl: bool  # admit only what fits as a whole, not merely its first chunk
-    seed: np.uint64
-    acceptance: Floats  # [k] conditional
     interval_s: float
 
 
@@ -65,7 +64,10 @@ class Requests(NamedTuple):
     output_tokens: Ints  # to emit, clipped at the longest sequence
     computed: Ints
     emitted: Ints
-    has_drafts: NDArray[np.bool_]
+    drafts: Ints  # drafted for its next step
+    matched: NDArray[np.int8]  # whether its last draft had a match; -1 = it never drafted
+    tier: Ints  # most drafts of its own, with speculation's policy ADAPTIVE; else empty
+    smoothed: Floats  # drafts that it usually accepts; as `tier`
     lost: Ints  # tokens that were computed when it was preempted
     first_step: Ints  # step that emitted its first token
     silent_steps: Ints  # steps since in which it emitted nothing
@@ -201,7 +203,7 @@ def preempt(
         requests.decode_draft_s[victim] += draft_sum - requests.draft_mark[victim]
     requests.lost[victim] = max(requests.lost[victim], requests.computed[victim])
     requests.computed[victim] = 0
-    requests.has_drafts[victim] = False
+    requests.drafts[victim] = 0
     requests.preemptions[victim] += 1
     requests.silent_from[victim] = step
     push_waiting_first(waiting, victim)
@@ -274,7 +276,7 @@ def schedule(
     draft_sum: float,
 ) -> Batch:
     """Decide step number `step`. Mutates all but settings and chains; returns what the cost model needs to know."""
-    budget = settings.max_batched_tokens
+    budget, slots = settings.max_batched_tokens, settings.draft_slots
     decode_rows = decode_tokens = decode_context = decode_longest = drafts_scheduled = 0
     prefill_rows = prefill_tokens = prefill_context = prefill_tiles = prefill_units = prefill_longest = tiles_most = 0
     taken_back = False
@@ -284,23 +286,23 @@ def schedule(
 
     # Running requests, in order of admission.
     place = 0
-    while place < running.counts[RUNNING_COUNT] and budget > 0:
+    while place < running.counts[RUNNING_COUNT] and budget > slots:
         request = running.requests[place]
         computed = requests.computed[request]
         total = requests.input_tokens[request] + requests.emitted[request]
         pending = total - computed
-        want = pending + settings.draft_tokens if requests.has_drafts[request] else pending
-        tokens = min(want, threshold, budget, settings.max_model_len - 1 - computed)
+        want = pending + requests.drafts[request]
+        tokens = min(want, threshold, budget - slots, settings.max_model_len - 1 - computed)
         # Most steps stay inside the blocks that are there; multiplying finds that out without two divisions per row.
         block_tokens = settings.block_tokens
-        slots = min(computed + tokens + settings.lookahead_tokens, settings.max_model_len)
-        if slots > pool.served[request, HAS_BLOCKS] * block_tokens:
-            needed = blocks_for(slots, settings) - pool.served[request, HAS_BLOCKS]
+        reach = min(computed + tokens + settings.lookahead_tokens, settings.max_model_len)
+        if reach > pool.served[request, HAS_BLOCKS] * block_tokens:
+            needed = blocks_for(reach, settings) - pool.served[request, HAS_BLOCKS]
             preempted_itself = False
             while needed > free_blocks(pool):
                 victim_place = choose_victim(waiting, running)
                 if victim_place < place:  # take its row back
-                    budget += running.tokens[victim_place]
+                    budget += running.tokens[victim_place] + slots
                     taken_back = True
                 preempt(pool, requests, waiting, running, victim_place, step, now_s, target_sum, draft_sum)
                 preemptions += 1
@@ -317,7 +319,7 @@ def schedule(
         drafts = max(0, tokens - pending)
         running.tokens[place] = tokens
         running.drafts[place] = drafts
-        budget -= tokens
+        budget -= tokens + slots
         drafts_scheduled += drafts
         context = computed + tokens
         if pending == 1 and requests.emitted[request] > 0:
@@ -354,10 +356,10 @@ def schedule(
 
     # Waiting requests.
     if preemptions == 0:
-        room = budget > 0 and running.counts[RUNNING_COUNT] < settings.max_sequences
+        room = budget > slots and running.counts[RUNNING_COUNT] < settings.max_sequences
         if waiting.order == LONGEST_PREFIX and settings.prefix_caching and room:
             sort_by_prefix(waiting, pool, chains, requests.input_tokens, requests.emitted, settings.block_tokens)
-        while waiting.totals[COUNT] > 0 and budget > 0 and running.counts[RUNNING_COUNT] < settings.max_sequences:
+        while waiting.totals[COUNT] > 0 and budget > slots and running.counts[RUNNING_COUNT] < settings.max_sequences:
             request = waiting_head(waiting)
             total = requests.input_tokens[request] + requests.emitted[request]
             parts = blocks = 0
@@ -371,7 +373,7 @@ def schedule(
                 blocks = usable
             computed = blocks * settings.block_tokens
             pending = total - computed
-            tokens = min(pending, threshold, budget)
+            tokens = min(pending, threshold, budget - slots)
             needed = max(0, blocks_for(computed + tokens + settings.lookahead_tokens, settings) - blocks)
             must_fit = needed
             if settings.reserve_full_isl:
@@ -403,7 +405,7 @@ def schedule(
             running.tokens[place] = tokens
             running.drafts[place] = 0
             running.counts[RUNNING_COUNT] += 1
-            budget -= tokens
+            budget -= tokens + slots
             context = computed + tokens
             if pending == 1 and requests.emitted[request] > 0:
                 decode_rows += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import floor, log1p, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,21 @@ def mix(value: int) -> int:
 def uniform(seed: int, request: int, position: int) -> float:
     """The luck of one output position, in [0, 1): `u` of docs/replay.md."""
     return (mix(mix(mix(seed) ^ request) ^ position) >> 11) / 2**53
+
+
+def match(config: ReferenceConfig, request: int, position: int, matched: bool | None, most: int) -> int:
+    """How many of `most` drafts there are for the token at an output position: as many as the text that matched goes on."""
+    if config.hit_after_hit is None:
+        return most
+    hit, miss = config.hit_after_hit, config.hit_after_miss
+    in_the_long_run = miss / (1 - hit + miss) if (hit, miss) != (1, 0) else 1.0
+    chance = {None: in_the_long_run, True: hit, False: miss}[matched]
+    if uniform(config.seed ^ 0x6D61746368, request, position) >= chance:
+        return 0
+    if config.match_tokens <= 1:
+        return most
+    left = uniform(config.seed ^ 0x6C656E677468, request, position)
+    return min(most, 1 + floor(log1p(-left) / log1p(-1 / config.match_tokens)))
 
 
 @dataclass
@@ -93,13 +109,41 @@ class ReferenceConfig:
     priority_blocks: int = 0
     ttl_s: float | None = None
     merge_duplicates: bool = False
-    conditional_acceptance: tuple[float, ...] = ()
+    conditional_acceptance: tuple[float, ...] = ()  # of each level, given all before it
+    other_profiles: tuple[tuple[float, ...], ...] = ()  # requests take turns with these
+    widths: tuple[int, ...] = ()  # a tree's nodes by level; () = a chain
+    slots: int = 0  # of the token budget, per scheduled row
+    drafts_by: str = "fixed"  # by_batch, goodput, adaptive
+    k_by_batch: tuple[tuple[int, int, int], ...] = ()  # from rows, to rows, drafts
+    tiers: tuple[int, ...] = (1, 3, 7)
+    first_tier: int = 3
+    hit_after_hit: float | None = None  # None = there is always something to draft
+    hit_after_miss: float = 0.0
+    match_tokens: float = 0.0
     seed: int = 1
     interval_s: float = 10.0
 
     @property
     def k(self) -> int:
-        return len(self.conditional_acceptance) if self.draft_tokens is None else self.draft_tokens
+        """Drafts of a row at most."""
+        if self.draft_tokens is not None:
+            return self.draft_tokens
+        return sum(self.widths) if self.widths else len(self.conditional_acceptance)
+
+    def levels(self, drafts: int) -> int:
+        """Whole levels among so many drafts."""
+        widths = self.widths or (1,) * len(self.conditional_acceptance)
+        return max(level for level in range(len(widths) + 1) if sum(widths[:level]) <= drafts)
+
+    def rates(self, request: int) -> tuple[float, ...]:
+        """The acceptance of a request's drafts by level."""
+        return ((self.conditional_acceptance, *self.other_profiles))[request % (1 + len(self.other_profiles))]
+
+    def expected(self, drafts: int) -> float:
+        """Tokens per step and row, the mean over profiles."""
+        profiles = (self.conditional_acceptance, *self.other_profiles)
+        each = [sum(prod(rates[: i + 1]) for i in range(self.levels(drafts))) for rates in profiles]
+        return 1.0 + sum(each) / len(each)
 
     @property
     def lookahead(self) -> int:
@@ -115,7 +159,10 @@ class ReferenceConfig:
         assert self.policy in ("lru", "fifo") or self.ttl_s is None, "a time to live without a stamp"
         assert self.max_model_len <= self.pool_blocks * self.block_tokens, "M is more than the pool holds"
         assert min(self.replicas, self.max_batched_tokens, self.max_sequences, self.interval_s) > 0
-        assert len(self.conditional_acceptance) >= self.k, "an acceptance rate for every draft"
+        assert self.widths or len(self.conditional_acceptance) >= self.k, "an acceptance rate for every draft"
+        assert not self.widths or len(self.widths) == len(self.conditional_acceptance), "a rate for every level"
+        assert all(len(each) == len(self.conditional_acceptance) for each in self.other_profiles)
+        assert self.drafts_by != "adaptive" or self.tiers[-1] <= self.k
 
 
 @dataclass(eq=False)
@@ -130,6 +177,9 @@ class Request:
     computed: int = 0
     emitted: int = 0
     drafts: int = 0
+    matched: bool | None = None  # whether its last attempt to draft found a match
+    tier: int = 0
+    smoothed: float = 0.0  # drafts that it usually accepts
     blocks: list[Block] = field(default_factory=list)
     registered: int = 0
     computed_when_preempted: int = 0

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil
+from math import ceil, floor
 
 from schemas.outcome import COMPONENTS
-from tests.reference import Key, ReferenceConfig, Request, RequestSpec, uniform
+from tests.reference import Key, ReferenceConfig, Request, RequestSpec, match, uniform
 from tests.reference import mix as mix
 from tests.reference.pool import Block, KvPool
 
@@ -110,6 +110,7 @@ class Replica:
         assert 0 < sum(row.tokens for row in rows) <= self.config.max_batched_tokens
         prefill = [row for row in rows if not row.decode]
         decode = [row for row in rows if row.decode]
+        most = self.drafts_of_step(rows)
         parts = self.step_components(
             len(rows) + sum(row.drafts for row in rows),
             len(decode),
@@ -123,7 +124,7 @@ class Replica:
             float(sum(sum(row.tiles) for row in prefill)),
             float(max((row.tiles[-1] for row in prefill), default=0)),
             max(1 if row.decode else len(row.tiles) for row in rows),
-            self.config.k,
+            self.config.levels(most),
         )
         duration = 0.0
         for name, part in zip(COMPONENTS, parts, strict=True):  # left to right: sum() compensates, and would differ
@@ -139,13 +140,45 @@ class Replica:
         self.target_sum += parts[0] + parts[1] + parts[2] + parts[3]
         self.draft_sum += parts[5]
         for row in rows:
-            self.commit(row, parts[4] + parts[5], book)
+            self.commit(row, parts[4] + parts[5], book, most)
         self.steps += 1
         book["steps"] += 1
         book["prefill_tokens"] += sum(row.tokens for row in prefill)
         book["decode_tokens"] += sum(row.tokens for row in decode)
         if self.check:
             self.check_invariants()
+
+    def drafts_of_step(self, rows: list[Row]) -> int:
+        """How many tokens are drafted for each row's next step."""
+        config = self.config
+        if config.drafts_by == "adaptive":
+            return max(row.request.tier for row in rows)
+        if config.drafts_by == "by_batch":
+            return next((k for low, high, k in config.k_by_batch if low <= len(rows) <= high), 0)
+        if config.drafts_by == "goodput":
+            return self.best_drafts(len(rows), sum(row.context for row in rows))
+        return config.k
+
+    def best_drafts(self, rows: int, context: int) -> int:
+        """The k of most tokens per second in a step of so many decoding rows and nothing else; of equal ones the smallest."""
+        config, rates = self.config, {}
+        for k in range(config.k + 1):
+            tokens = rows * (1 + k)
+            depth = config.levels(k)
+            if tokens <= config.max_batched_tokens and (k == 0 or depth > config.levels(k - 1)):
+                keys = float(context + tokens)
+                parts = self.step_components(
+                    tokens, rows, tokens, keys, keys / rows, 0, 0, 0.0, 0, 0.0, 0.0, 1, depth
+                )  # fmt: skip
+                seconds = 0.0
+                for part in parts:
+                    seconds += part
+                rates[k] = config.expected(k) / seconds
+        best = 0
+        for k, rate in rates.items():
+            if rate > rates[best]:
+                best = k
+        return best
 
     def check_invariants(self) -> None:
         """What holds between any two operations (DESIGN: invariants). Does not mutate."""
@@ -177,8 +210,8 @@ class Replica:
         return rows
 
     def budget(self, rows: list[Row]) -> int:
-        """Tokens that are left for this step."""
-        return self.config.max_batched_tokens - sum(row.tokens for row in rows)
+        """Tokens that the next row can have in this step; drafting takes slots of the budget, too."""
+        return self.config.max_batched_tokens - sum(row.tokens + self.config.slots for row in rows) - self.config.slots
 
     def schedule_running(self, book: dict[str, float]) -> tuple[list[Row], bool]:
         """The rows of running requests, and whether one was preempted for them."""
@@ -187,7 +220,7 @@ class Replica:
         preempted = False
         for request in list(self.running):
             budget = self.budget(rows)
-            if budget == 0:
+            if budget <= 0:
                 break
             if request not in self.running:  # a victim
                 continue
@@ -317,7 +350,7 @@ class Replica:
         request.decode_target_s += self.target_sum - request.marks[0]
         request.decode_draft_s += self.draft_sum - request.marks[1]
 
-    def commit(self, row: Row, first_output_s: float, book: dict[str, float]) -> None:
+    def commit(self, row: Row, first_output_s: float, book: dict[str, float], most: int) -> None:
         """What a row's step has brought: nothing yet (a prefill chunk), or tokens, and perhaps the end."""
         request = row.request
         request.truncated_drafts += request.drafts - row.drafts
@@ -328,7 +361,7 @@ class Replica:
                 self.register(request, request.computed)
             return
         accepted = 0
-        for rate in self.config.conditional_acceptance[: row.drafts]:
+        for rate in self.config.rates(request.number)[: self.config.levels(row.drafts)]:
             if uniform(self.config.seed, request.number, request.emitted + accepted) >= rate:
                 break
             accepted += 1
@@ -357,7 +390,23 @@ class Replica:
             self.running.remove(request)
             book["finished"] += 1
         else:
-            request.drafts = self.config.k
+            self.draft(row, accepted, most)
+
+    def draft(self, row: Row, accepted: int, most: int) -> None:
+        """For a request's next step; its tier changes for the one after."""
+        config, request = self.config, row.request
+        if config.drafts_by == "adaptive":
+            most = request.tier
+            if row.drafts:
+                first = request.spec_steps == 1
+                request.smoothed = accepted if first else request.smoothed + 0.2 * (accepted - request.smoothed)
+                if request.spec_steps >= 10 and request.spec_steps % 5 == 0:
+                    wanted = floor(request.smoothed + 0.5) + 1
+                    request.tier = next((tier for tier in config.tiers if tier >= wanted), config.tiers[-1])
+        request.drafts = 0
+        if most:
+            request.drafts = match(config, request.number, request.emitted, request.matched, most)
+            request.matched = request.drafts > 0
 
 
 @dataclass
@@ -392,6 +441,7 @@ def replay(
     for number, spec in enumerate(specs):
         request = Request(number, spec, min(spec.output_tokens, config.max_model_len - spec.input_tokens))
         request.replica = number % config.replicas
+        request.tier = config.first_tier if config.drafts_by == "adaptive" else 0
         if spec.input_tokens >= config.max_model_len:
             request.status, request.output_tokens = "refused", 0
         else:

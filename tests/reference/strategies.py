@@ -20,12 +20,13 @@ def cases(draw: st.DrawFn) -> tuple[list[RequestSpec], ReferenceConfig]:
     pool_blocks = draw(st.integers(2, 40))
     drafts = draw(st.integers(0, 4)) if draw(st.booleans()) else 0
     acceptance = tuple(draw(st.lists(st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0]), min_size=drafts, max_size=drafts)))
+    batched = draw(st.integers(1, 40))
     config = ReferenceConfig(
         replicas=draw(st.integers(1, 3)),
         block_tokens=block,
         trace_block_tokens=trace_block,
         pool_blocks=pool_blocks,
-        max_batched_tokens=draw(st.integers(1, 40)),
+        max_batched_tokens=batched,
         max_sequences=draw(st.integers(1, 6)),
         max_model_len=draw(st.integers(2, pool_blocks * block)),
         prefix_caching=draw(st.sampled_from([True, True, False])),
@@ -44,10 +45,43 @@ def cases(draw: st.DrawFn) -> tuple[list[RequestSpec], ReferenceConfig]:
         ttl_s=ttl_s,
         merge_duplicates=draw(st.sampled_from([False, False, True])),
         conditional_acceptance=acceptance,
+        **(draw(drafting(drafts, batched)) if drafts else {}),
         seed=draw(st.integers(0, 2**63 - 1)),
         interval_s=draw(st.sampled_from([0.7, 3.0, 50.0])),
     )
     return draw(traces(trace_block)), config
+
+
+@st.composite
+def drafting(draw: st.DrawFn, levels: int, batched: int) -> dict[str, object]:
+    """The rest of a proposer of so many levels."""
+    return some_drafting(Random(draw(st.integers(0, 2**32))), levels, batched)
+
+
+def some_drafting(random: Random, levels: int, batched: int) -> dict[str, object]:
+    """The rest of a proposer of so many levels: profiles, a tree or a chain, matches, a policy."""
+    profiles = [
+        tuple(random.choice([0.2, 0.6, 0.95]) for _ in range(levels)) for _ in range(random.choice([0, 0, 1, 2]))
+    ]
+    chosen: dict[str, object] = {
+        "other_profiles": tuple(profiles),
+        "slots": min(batched - 1, random.choice([0, 0, 0, 1, 2])),
+    }
+    widths = tuple(random.choice([1, 2, 3]) for _ in range(levels)) if random.random() < 0.2 else ()
+    most = sum(widths) if widths else levels
+    chosen["lookahead_tokens"] = random.choice([None, None, 0])
+    policy = random.choice(["fixed", "fixed", "by_batch", "goodput", "adaptive"])
+    if policy == "by_batch":
+        split = random.randint(1, 4)
+        chosen["k_by_batch"] = ((1, split, most), (split + 1, split + 2, random.choice([0, levels // 2])))
+    if policy == "adaptive":
+        chosen["tiers"] = tuple(sorted({1, (most + 1) // 2, most}))
+        chosen["first_tier"] = random.choice(chosen["tiers"])
+    if random.random() < 0.3:
+        hit = random.choice([0.0, 0.5, 0.8, 1.0])
+        chosen |= {"hit_after_hit": hit, "hit_after_miss": random.choice([0.0, 0.2, 1.0])}
+        chosen["match_tokens"] = random.choice([0.0, 0.0, 1.5, 4.0])
+    return chosen | {"widths": widths, "drafts_by": policy}
 
 
 @st.composite
@@ -103,12 +137,13 @@ def busy_case(seed: int) -> tuple[list[RequestSpec], ReferenceConfig]:
     policy = random.choice(["lru"] * 4 + ["fifo", "lfu", "prefix_priority"])
     pool_blocks = random.randint(8, 40)
     drafts = random.choice([0, 0, 1, 2, 4])
+    batched = random.choice([3, 8, 20, 60])
     config = ReferenceConfig(
         replicas=random.choice([1, 1, 1, 2]),
         block_tokens=block,
         trace_block_tokens=trace_block,
         pool_blocks=pool_blocks,
-        max_batched_tokens=random.choice([3, 8, 20, 60]),
+        max_batched_tokens=batched,
         max_sequences=random.randint(2, 8),
         max_model_len=pool_blocks * block - random.choice([0, 0, 1, block]),
         prefix_caching=random.random() < 0.85,
@@ -127,6 +162,7 @@ def busy_case(seed: int) -> tuple[list[RequestSpec], ReferenceConfig]:
         ttl_s=random.choice([None, None, 0.5, 2.0]) if policy in ("lru", "fifo") else None,
         merge_duplicates=random.random() < 0.4,
         conditional_acceptance=tuple(random.choice([0.2, 0.6, 0.9]) for _ in range(drafts)),
+        **(some_drafting(random, drafts, batched) if drafts else {}),
         seed=random.randrange(2**63),
         interval_s=random.choice([0.7, 3.0, 50.0]),
     )

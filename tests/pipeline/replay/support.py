@@ -33,10 +33,11 @@ from pipeline.replay.segments import (
     UNHASHED,
     Pool,
 )
+from pipeline.replay.speculation import Drafting
 from schemas.outcome import COMPONENTS, TIMELINE_COUNTERS, TIMELINE_INTEGRALS
 from tests.reference import engine as reference
 
-MAX_TOKENS, MAX_ROWS, MAX_DRAFTS = 64, 8, 8
+MAX_TOKENS, MAX_ROWS, MAX_DRAFTS = 128, 8, 12
 
 
 def some_cost() -> LoweredCost:
@@ -116,7 +117,26 @@ def _named_tokens(spec: reference.RequestSpec, trace_block_tokens: int) -> int:
     return spec.input_tokens if len(spec.block_ids or []) > whole else whole * trace_block_tokens
 
 
-def engine_config_of(config: reference.ReferenceConfig) -> EngineConfig:
+def drafting_of(config: reference.ReferenceConfig, requests: int) -> Drafting | None:
+    if not config.k:
+        return None
+    return Drafting(
+        conditional=np.array([config.conditional_acceptance, *config.other_profiles]),
+        profile=np.arange(requests) % (1 + len(config.other_profiles)),
+        widths=config.widths,
+        lookahead=config.lookahead_tokens,
+        slots=config.slots,
+        policy=config.drafts_by,
+        k_by_batch=config.k_by_batch,
+        tiers=config.tiers,
+        first_tier=config.first_tier,
+        hit_after_hit=config.hit_after_hit,
+        hit_after_miss=config.hit_after_miss,
+        match_tokens=config.match_tokens,
+    )
+
+
+def engine_config_of(config: reference.ReferenceConfig, requests: int) -> EngineConfig:
     return EngineConfig(
         replicas=config.replicas,
         block_tokens=config.block_tokens,
@@ -139,7 +159,7 @@ def engine_config_of(config: reference.ReferenceConfig) -> EngineConfig:
         scheduling=config.scheduling,
         lpm_most_waiting=config.lpm_most_waiting,
         lpm_shared_tokens=config.lpm_shared_tokens,
-        acceptance=config.conditional_acceptance,
+        drafting=drafting_of(config, requests),
         seed=config.seed,
         interval_s=config.interval_s,
     )
@@ -149,7 +169,9 @@ def run_both(
     specs: list[reference.RequestSpec], config: reference.ReferenceConfig
 ) -> tuple[ReplayResult, reference.ReferenceResult]:
     cost = some_cost()
-    fast = replay(arrivals_of(specs, config.trace_block_tokens), engine_config_of(config), cost, keep_pools=True)
+    fast = replay(
+        arrivals_of(specs, config.trace_block_tokens), engine_config_of(config, len(specs)), cost, keep_pools=True
+    )
     slow = reference.replay(specs, config, lambda *features: step_components(cost, *features))
     return fast, slow
 

@@ -78,13 +78,16 @@ def test_a_pool_that_was_used_before_is_as_new():
     for seed in range(200):
         specs, config = busy_case(seed)
         config = dataclasses.replace(config, replicas=3)
-        arrivals, engine = arrivals_of(specs, config.trace_block_tokens), engine_config_of(config)
+        arrivals, engine = arrivals_of(specs, config.trace_block_tokens), engine_config_of(config, len(specs))
         shared, apart = (replay(arrivals, engine, some_cost(), keep_pools=keep) for keep in (False, True))
         for name in shared.requests._fields:
             assert np.array_equal(getattr(shared.requests, name), getattr(apart.requests, name), equal_nan=True), (
                 seed,
                 name,
             )
+
+
+NO_DRAFTS = {"conditional_acceptance": (), "other_profiles": (), "widths": (), "slots": 0, "drafts_by": "fixed"}
 
 
 @settings(max_examples=200, deadline=None)
@@ -94,11 +97,11 @@ def test_features_that_are_off_change_nothing(case):
     from pipeline.replay.engine import replay
 
     specs, config = case
-    plain = dataclasses.replace(config, prefix_caching=False, conditional_acceptance=(), drop_last_hit_block=False)
+    plain = dataclasses.replace(config, prefix_caching=False, drop_last_hit_block=False, **NO_DRAFTS)
     nameless = [dataclasses.replace(spec, block_ids=None) for spec in specs]
     cost = some_cost()
-    base = replay(arrivals_of(specs, config.trace_block_tokens), engine_config_of(plain), cost)
-    again = replay(arrivals_of(nameless, config.trace_block_tokens), engine_config_of(plain), cost)
+    base = replay(arrivals_of(specs, config.trace_block_tokens), engine_config_of(plain, len(specs)), cost)
+    again = replay(arrivals_of(nameless, config.trace_block_tokens), engine_config_of(plain, len(specs)), cost)
     for name in base.requests._fields:
         assert np.array_equal(getattr(base.requests, name), getattr(again.requests, name), equal_nan=True), name
     assert base.requests.draft_tokens.sum() == 0
@@ -112,7 +115,8 @@ def test_same_seed_same_bytes(case):
 
     specs, config = case
     runs = [
-        replay(arrivals_of(specs, config.trace_block_tokens), engine_config_of(config), some_cost()) for _ in range(2)
+        replay(arrivals_of(specs, config.trace_block_tokens), engine_config_of(config, len(specs)), some_cost())
+        for _ in range(2)
     ]
     for name in runs[0].requests._fields:
         assert getattr(runs[0].requests, name).tobytes() == getattr(runs[1].requests, name).tobytes()

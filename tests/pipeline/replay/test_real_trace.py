@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.cost.build import build_hardware
 from pipeline.replay.engine import Arrivals, EngineConfig, replay
+from pipeline.replay.speculation import chain
 from pipeline.trace import read_trace
 from schemas.outcome import TIMELINE_COUNTERS
 from schemas.study import Scenario
@@ -26,7 +27,7 @@ def run(path, *, replicas, blocks, block_tokens=512, spread_s=0.0, **more):
     trace = read_trace(path)
     scenario = (
         SCENARIO
-        if "acceptance" not in more
+        if "drafting" not in more
         else SCENARIO.model_validate({**SCENARIO.model_dump(), "speculation": EAGLE})
     )
     cost = build_hardware(scenario).lowered
@@ -64,7 +65,7 @@ def test_reuse_ratio_of_nvidia_dynamo(conversation, replicas, blocks, dynamo, wi
 def test_speculation_costs_reuse_as_in_nvidia_dynamo(conversation):
     """The same with MTP of 3 drafts accepted at (0.8, 0.6, 0.4): 0.1394, because a block is dropped from every hit."""
     trace, result = run(
-        conversation, replicas=4, blocks=16_384, acceptance=(0.8, 0.75, 2 / 3), drop_last_hit_block=True
+        conversation, replicas=4, blocks=16_384, drafting=chain(0.8, 0.75, 2 / 3), drop_last_hit_block=True
     )  # fmt: skip
     assert ratio(trace, result) == pytest.approx(0.1394, abs=0.003)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.replay.speculation import accepted_drafts, mix, uniform
+from pipeline.replay.speculation import accepted_levels, chain, mix, proposals_of, uniform
 from tests.reference import engine as reference
 
 
@@ -28,11 +28,15 @@ def test_uniform_equals_the_reference(seed, request, position):
     assert value == reference.uniform(seed, request, position)
 
 
+def proposals(*rates: float, seed: int = 1, requests: int = 40_000):
+    return proposals_of(chain(*rates), requests, 8, seed)
+
+
 def test_accepted_drafts_follow_the_conditional_rates():
     """Share of steps in which the first i drafts were all accepted: the product of the rates, within 5 standard errors."""
-    rates = np.array([0.8, 0.5, 0.9])
-    steps = 40_000
-    accepted = np.array([accepted_drafts(np.uint64(3), request, 4 * request, 3, rates) for request in range(steps)])
+    rates = (0.8, 0.5, 0.9)
+    steps, drawn = 40_000, proposals(*rates, seed=3)
+    accepted = np.array([accepted_levels(drawn, request, 4 * request, 3) for request in range(steps)])
     for drafts in (1, 2, 3):
         share = float(np.prod(rates[:drafts]))
         error = (share * (1 - share) / steps) ** 0.5
@@ -42,14 +46,15 @@ def test_accepted_drafts_follow_the_conditional_rates():
 def test_equal_rates_give_leviathans_formula():
     """Expected tokens per step (1 - a^(k+1)) / (1 - a) (Leviathan et al., arXiv 2211.17192), within 5 standard errors."""
     a, k, steps = 0.7, 5, 40_000
-    tokens = np.array([1 + accepted_drafts(np.uint64(9), request, 0, k, np.full(k, a)) for request in range(steps)])
+    drawn = proposals(*(a,) * k, seed=9)
+    tokens = np.array([1 + accepted_levels(drawn, request, 0, k) for request in range(steps)])
     assert tokens.mean() == pytest.approx((1 - a ** (k + 1)) / (1 - a), abs=5 * tokens.std() / steps**0.5)
 
 
 def test_luck_belongs_to_the_position():
     """Fewer drafts see the same luck: whatever k, the accepted prefix is the same as far as it goes."""
-    rates = np.array([0.7, 0.7, 0.7, 0.7])
+    drawn = proposals(0.7, 0.7, 0.7, 0.7)
     for request in range(500):
-        longest = accepted_drafts(np.uint64(1), request, 17, 4, rates)
+        longest = accepted_levels(drawn, request, 17, 4)
         for drafts in range(5):
-            assert accepted_drafts(np.uint64(1), request, 17, drafts, rates) == min(drafts, longest)
+            assert accepted_levels(drawn, request, 17, drafts) == min(drafts, longest)
