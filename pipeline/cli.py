@@ -280,6 +280,8 @@ def estimate(
         print_records([summary], output, tall=True)
     else:
         console.say(summary["rests_on"])
+        if summary["notes"] != "none":
+            console.say(summary["notes"])
     if not summary_only:
         if in_table:
             print()

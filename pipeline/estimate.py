@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pipeline.cost.attention import TILE_KEYS, TILE_QUERIES
-from pipeline.cost.build import Hardware, build_hardware, provenance
+from pipeline.cost.build import Hardware, build_hardware, notes_of, provenance
 from pipeline.cost.elasticity import RATE_KINDS, TIME_KINDS, elasticities, shares
 from pipeline.cost.model import FEATURES, StepCostModel
 from schemas import hardware
@@ -238,4 +238,5 @@ def _summary(scenario: Scenario, built: Hardware, contexts: Sequence[int]) -> di
         "kv_pool_tokens": capacity.pool_tokens,
         **{f"sequences_of_{each}_that_fit": sequences_that_fit(built, each) for each in dict.fromkeys(contexts)},
         "rests_on": provenance([built]),
+        "notes": "; ".join(notes_of([built])) or "none",
     }

@@ -12,8 +12,9 @@ from pipeline.cost.lowered import LoweredCost, lower
 from pipeline.cost.model import StepCostModel
 from pipeline.cost.shapes import rank_shapes
 from schemas import hardware
-from schemas.calibration import Calibration, for_gpu, read_calibration, shipped
+from schemas.calibration import Calibration, HeldOut, for_gpu, read_calibration, shipped
 from schemas.errors import CatalogError
+from schemas.hardware import BYTES_PER_WEIGHT
 from schemas.study import Engine, Scenario
 
 
@@ -100,7 +101,7 @@ def provenance(hardwares: Iterable[Hardware]) -> str:
         if not calibration.sources:
             seen[f"{model.gpu.name} not calibrated: data-sheet peaks at the shares that calibrated GPUs reach"] = None
             continue
-        used = [each for each in calibration.held_out if _measures(each.part, model)]
+        used = [each for each in calibration.held_out if _measures(each, model)]
         worst = max(used, key=lambda each: each.median, default=None)
         text = f"{model.gpu.name} calibrated from operator timings ({calibration.name}"
         if worst is not None:
@@ -111,12 +112,30 @@ def provenance(hardwares: Iterable[Hardware]) -> str:
     return "; ".join(seen)
 
 
-def _measures(part: str, model: StepCostModel) -> bool:
+def notes_of(hardwares: Iterable[Hardware]) -> tuple[str, ...]:
+    """What the calibrations say about themselves that takes part in these steps, each note once, after its GPU's name."""
+    seen: dict[str, None] = {}
+    for built in hardwares:
+        model = built.cost_model
+        for note in model.calibration.notes:
+            if _takes_part(note.partition(":")[0], model):
+                seen[f"{model.gpu.name}, {note}"] = None
+    return tuple(seen)
+
+
+def _measures(held: HeldOut, model: StepCostModel) -> bool:
     """Whether a held-out error is of something that takes part in this model's steps."""
+    if held.split.endswith("expert parallel") and (model.shapes.experts is None or model.shapes.experts.ranks == 1):
+        return False
+    return _takes_part(held.part, model)
+
+
+def _takes_part(part: str, model: StepCostModel) -> bool:
+    """Whether 'experts fp8', 'gemm bf16', 'allreduce' take part in this model's steps; everything else does."""
     kind, _, dtype = part.partition(" ")
-    if kind == "experts":
+    if kind == "experts" and dtype in BYTES_PER_WEIGHT:
         return model.shapes.experts is not None and dtype == model.weight_dtype
-    if kind == "gemm":
+    if kind == "gemm" and dtype in BYTES_PER_WEIGHT:
         return dtype in (model.weight_dtype, "bf16")
     return kind != "allreduce" or model.shapes.allreduces > 0
 
