@@ -47,6 +47,7 @@ class Gpu(_Entry):
     fp8_tflops: PositiveFloat | None = Field(default=None, description="the same at fp8; null = the chip has none")
     link: Literal["nvlink", "xgmi", "pcie"]
     link_gb_s: PositiveFloat = Field(description="GPU-to-GPU bandwidth per GPU, one direction, 1e9 bytes/s")
+    host_gb_s: PositiveFloat = Field(description="bandwidth to the host's memory, one direction, 1e9 bytes/s")
     sms: PositiveInt = Field(description="streaming multiprocessors (compute units)")
     l2_mb: PositiveFloat = Field(description="last-level cache, 1e6 bytes")
     max_tensor_parallel: PositiveInt = Field(default=8, description="GPUs in one link domain")
