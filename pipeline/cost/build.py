@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.cost.capacity import KvCapacity, kv_capacity
 from pipeline.cost.drafter import Drafter, drafter_of
 from pipeline.cost.lowered import LoweredCost, lower
 from pipeline.cost.model import StepCostModel
-from pipeline.cost.shapes import rank_shapes
+from pipeline.cost.shapes import RankShapes, rank_shapes
+from pipeline.cost.stages import stage_shapes
 from schemas import hardware
 from schemas.calibration import Calibration, HeldOut, for_gpu, read_calibration, shipped
 from schemas.errors import CatalogError
@@ -26,6 +27,7 @@ class Hardware:
     lowered: LoweredCost
     capacity: KvCapacity
     drafter: Drafter | None
+    stages: tuple[RankShapes, ...]  # of the pipeline, one rank of each
 
 
 def calibration_of(scenario: Scenario) -> Calibration | None:
@@ -63,7 +65,7 @@ def graph_sizes(engine: Engine, drafts: int) -> tuple[int, ...]:
 def build_hardware(scenario: Scenario) -> Hardware:
     """Resolve names, check that they fit together, build and lower the cost model.
 
-    Raises CatalogError (unknown name, heads that can't be divided, no fp8) and CapacityError (does not fit).
+    Raises CatalogError (unknown name, heads, experts or layers that can't be divided, no fp8) and CapacityError (does not fit).
     """
     gpu = hardware.gpu(scenario.fleet.gpu)
     tp = scenario.fleet.tensor_parallel
@@ -73,7 +75,19 @@ def build_hardware(scenario: Scenario) -> Hardware:
             mend=f"use at most {gpu.max_tensor_parallel}",
         )
     served = scenario.model
-    shapes = rank_shapes(hardware.model(served.name), tp, served.weight_dtype, served.kv_dtype)
+    parallel = scenario.fleet.expert_parallel
+    target = hardware.model(served.name)
+    stages = stage_shapes(
+        target,
+        gpu,
+        tensor_parallel=tp,
+        stages=scenario.fleet.pipeline_parallel,
+        weight_dtype=served.weight_dtype,
+        kv_dtype=served.kv_dtype,
+        expert_parallel=parallel,
+    )
+    whole = rank_shapes(target, tp, served.weight_dtype, served.kv_dtype, expert_parallel=parallel)
+    shapes = replace(whole, hops=(sum(stage.hops[0] for stage in stages), sum(stage.hops[1] for stage in stages)))
     drafter = drafter_of(scenario)
     engine = scenario.engine
     passes = 0 if drafter is None else drafter.passes
@@ -89,6 +103,7 @@ def build_hardware(scenario: Scenario) -> Hardware:
         ),
         capacity=kv_capacity(scenario, drafter),
         drafter=drafter,
+        stages=stages,
     )
 
 

@@ -75,6 +75,7 @@ class RankShapes:
     message_bytes_per_token: float
     vocab: float
     tensor_parallel: int
+    hops: tuple[int, int] = (0, 0)  # sends to the next pipeline stage: (within the node, over the network)
 
 
 def rank_shapes(
