@@ -80,8 +80,8 @@ def decode_timings(folder: Path, gpu: str) -> pl.DataFrame | None:
 
 
 EXPERT_FORMATS = {"bf16": "bfloat16", "fp8": "fp8_block"}
-"""The database's name of the experts' weights. fp8: scales for blocks of 128 x 128, as DeepSeek, Qwen, GLM and others publish
-theirs; the database's other fp8 has one scale per matrix (ModelOpt) and other kernels."""
+"""The database's name of the experts' weights. fp8: scales for blocks of 128 x 128, as DeepSeek-V3, Qwen3 and MiniMax-M2
+have; the database's other fp8 has one scale per matrix (ModelOpt) and other kernels."""
 
 MODEL_KEYS = ("hidden", "intermediate", "top_k", "experts")
 
