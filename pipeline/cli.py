@@ -231,7 +231,13 @@ def estimate(
     model: Annotated[str, typer.Argument(help="Name in the model catalogue, or the path of a config.json.")],
     gpu: Annotated[str, typer.Argument(help="Name in the GPU catalogue.")],
     tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", "-t", min=1, help="GPUs of one group.")] = 1,
-    replicas: Annotated[int, typer.Option("--replicas", min=1, help="Such groups, for the fleet's tokens/s.")] = 1,
+    pipeline_parallel: Annotated[
+        int, typer.Option("--pipeline-parallel", min=1, help="Stages, each such a group with a part of the layers.")
+    ] = 1,
+    expert_parallel: Annotated[
+        bool, typer.Option("--expert-parallel", help="Experts whole on one GPU of a group each, not a slice on all.")
+    ] = False,
+    replicas: Annotated[int, typer.Option("--replicas", min=1, help="Such replicas, for the fleet's tokens/s.")] = 1,
     weight_dtype: Annotated[str, typer.Option("--weight-dtype", help="bf16, fp8 or int4.")] = "bf16",
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="bf16 or fp8.")] = "bf16",
     batch: Annotated[
@@ -255,24 +261,32 @@ def estimate(
     gpu_memory_utilization: Annotated[
         float, typer.Option("--gpu-memory-utilization", help="Share of each GPU's memory that the engine may use.")
     ] = 0.9,
+    tiers: Annotated[
+        bool,
+        typer.Option("--tiers", help="Instead of steps: loading a context's KV from each tier against computing it."),
+    ] = False,
     summary_only: Annotated[
         bool, typer.Option("--summary", help="Only the headline: weights, KV pool, what fits (JSON and CSV too).")
     ] = False,
     output: OutputFormat = Format.table,
     quiet: Quiet = False,
 ) -> None:
-    """One model on one GPU or tensor-parallel group, no trace: what fits, TPOT and TTFT, and what they are bound by."""
+    """One model on one GPU or group of GPUs, no trace: what fits, TPOT and TTFT, and what they are bound by."""
     from pipeline.estimate import CONTEXTS, scenario_of, table_rows
     from pipeline.estimate import estimate as run_estimate
+    from pipeline.estimate_tiers import tier_rows, tier_table
     from schemas import hardware
 
     console = Console(quiet)
     scenario = scenario_of(
-        model, gpu, tensor_parallel=tensor_parallel, replicas=replicas, weight_dtype=weight_dtype, kv_dtype=kv_dtype,
+        model, gpu, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel, expert_parallel=expert_parallel,
+        replicas=replicas, weight_dtype=weight_dtype, kv_dtype=kv_dtype,
         calibration=calibration, max_batched_tokens=max_batched_tokens, max_sequences=max_sequences,
         gpu_memory_utilization=gpu_memory_utilization,
     )  # fmt: skip
     summary, rows = run_estimate(scenario, batch or (), context or CONTEXTS, prompt)
+    if tiers:
+        rows = tier_rows(scenario, context or CONTEXTS)
     for note in hardware.model(model).notes:
         console.say(note)
     in_table = output is Format.table
@@ -280,10 +294,14 @@ def estimate(
         print_records([summary], output, tall=True)
     else:
         console.say(summary["rests_on"])
+        if summary["notes"] != "none":
+            console.say(summary["notes"])
     if not summary_only:
         if in_table:
             print()
-        print_records(table_rows(rows, replicas) if in_table else rows, output, unknown="does not fit")
+        if in_table:
+            rows = tier_table(rows) if tiers else table_rows(rows, replicas)
+        print_records(rows, output, unknown="does not fit")
 
 
 @app.command()

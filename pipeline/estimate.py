@@ -1,4 +1,4 @@
-"""`preplay estimate`: one model on one GPU or tensor-parallel group, without a trace: what fits, how fast, and bound by what.
+"""`preplay estimate`: one model on one replica, without a trace: what fits, how fast, and bound by what.
 
 The step that decodes `batch` sequences of `context` tokens is one row of the cost model's torch module. Its autograd says what
 limits it: elasticities, d log(step) / d log(constant), summed over constants of the same kind (`KINDS`). A step is made of sums,
@@ -8,7 +8,7 @@ longer. Hence elasticities to times, minus elasticities to rates, add up to one:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from pipeline.cost.attention import TILE_KEYS, TILE_QUERIES
-from pipeline.cost.build import Hardware, build_hardware, provenance
+from pipeline.cost.build import Hardware, build_hardware, notes_of, provenance
 from pipeline.cost.elasticity import RATE_KINDS, TIME_KINDS, elasticities, shares
-from pipeline.cost.model import FEATURES, StepCostModel
+from pipeline.cost.model import FEATURES
+from pipeline.cost.stages import round_seconds
 from schemas import hardware
 from schemas.errors import StudyError
 from schemas.outcome import COMPONENTS
@@ -51,6 +52,8 @@ def scenario_of(
     gpu: str,
     *,
     tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    expert_parallel: bool = False,
     replicas: int = 1,
     weight_dtype: str = "bf16",
     kv_dtype: str = "bf16",
@@ -58,7 +61,10 @@ def scenario_of(
     **engine: float,
 ) -> Scenario:
     """The scenario that the command's options describe; `engine`: keys of a study's engine table. Raises StudyError."""
-    fleet = {"gpu": gpu, "replicas": replicas, "tensor_parallel": tensor_parallel, "calibration": calibration}
+    fleet = {
+        "gpu": gpu, "replicas": replicas, "tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel,
+        "expert_parallel": expert_parallel, "calibration": calibration,
+    }  # fmt: skip
     served = {"name": model, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype}
     return validated(Scenario, {"fleet": fleet, "model": served, "engine": engine}, error=StudyError)
 
@@ -77,7 +83,7 @@ def estimate(
     Raises CatalogError (unknown name, heads that can't be divided), CapacityError (the model does not fit) and StudyError
     (a context that the model doesn't have, a batch that the engine never runs).
     """
-    _check(scenario, batches, contexts, prompt)
+    check_asked(scenario, batches, contexts, prompt)
     built = build_hardware(scenario)
     rows = []
     for context in dict.fromkeys(contexts):
@@ -87,7 +93,7 @@ def estimate(
         tokens = min(context, of_model - 1) if prompt is None else prompt  # a prompt leaves room for one more token
         ttft_s = ttft_seconds(built, tokens, scenario.engine.max_batched_tokens)
         fitting = [batch for batch in chosen if batch <= most]
-        decoded = iter(_decoded(built.cost_model, fitting, context))
+        decoded = iter(_decoded(built, fitting, context))
         for batch in chosen:
             row: dict[str, Any] = {"batch": batch, "context": context, "prompt": tokens} | dict.fromkeys(_MEASURED)
             if batch <= most:
@@ -111,7 +117,7 @@ def ttft_seconds(built: Hardware, prompt: int, max_batched_tokens: int) -> float
     pasts = range(0, prompt, max_batched_tokens)
     steps = [prefill_step(past, min(max_batched_tokens, prompt - past)) for past in pasts]
     with torch.no_grad():
-        seconds: Tensor = built.cost_model(_features(steps))
+        seconds: Tensor = built.cost_model(features_of(steps))
     return float(seconds.sum())
 
 
@@ -143,12 +149,14 @@ def prefill_step(past: int, tokens: int) -> dict[str, float]:
     }
 
 
-def table_rows(rows: Iterable[dict[str, Any]], replicas: int) -> list[dict[str, Any]]:
+def table_rows(
+    rows: Iterable[dict[str, Any]], replicas: int, digits: Mapping[str, int] = DIGITS
+) -> list[dict[str, Any]]:
     """Rows for a terminal: rounded, without elasticities, without the fleet where it is one replica."""
     hidden = {*ELASTICITIES, *(() if replicas > 1 else ("fleet_tokens_s",))}
     return [
         {
-            name: round(value, DIGITS[name]) if name in DIGITS and value is not None else value
+            name: round(value, digits[name]) if name in digits and value is not None else value
             for name, value in row.items()
             if name not in hidden
         }
@@ -163,7 +171,8 @@ _MEASURED = (
 """Columns of a row besides what was asked."""
 
 
-def _check(scenario: Scenario, batches: Sequence[int], contexts: Sequence[int], prompt: int | None) -> None:
+def check_asked(scenario: Scenario, batches: Sequence[int], contexts: Sequence[int], prompt: int | None) -> None:
+    """Raises StudyError for what the model or the engine doesn't have."""
     model, most = hardware.model(scenario.model.name), scenario.engine.max_sequences
     asked = {"batch": batches, "context": contexts, "prompt": () if prompt is None else (prompt,)}
     for place, values in asked.items():
@@ -191,33 +200,49 @@ def _check(scenario: Scenario, batches: Sequence[int], contexts: Sequence[int], 
         )
 
 
-def _features(steps: Iterable[dict[str, float]]) -> Tensor:
+def features_of(steps: Iterable[dict[str, float]]) -> Tensor:
     """[steps, len(FEATURES)]; what a step doesn't name is 0."""
     return torch.tensor([[step.get(name, 0) for name in FEATURES] for step in steps], dtype=torch.float64)
 
 
-def _decoded(model: StepCostModel, batches: Sequence[int], context: int) -> list[tuple[list[float], dict[str, float]]]:
-    """(seconds by component, elasticities) of each batch."""
+def _decoded(
+    built: Hardware, batches: Sequence[int], context: int
+) -> list[tuple[float, list[float], dict[str, float]]]:
+    """(seconds between two tokens of a sequence, seconds of a pass by component, elasticities) of each batch.
+
+    With pipeline stages a batch goes round in as many equal parts.
+    """
     if not batches:
         return []
-    components: Tensor = model(_features(decode_step(batch, context) for batch in batches))
-    return [(each.tolist(), elasticities(model, each.sum())) for each in components]
+    model, stages = built.cost_model, built.stages
+    features = features_of(decode_step(-(-batch // len(stages)), context) for batch in batches)
+    components: Tensor = model(features)
+    rounds = components.sum(-1) if len(stages) == 1 else round_seconds(model, stages, features)
+    return [
+        (whole.detach().item(), each.tolist(), elasticities(model, whole))
+        for whole, each in zip(rounds, components, strict=True)
+    ]
 
 
 def _measured(
-    scenario: Scenario, batch: int, components: list[float], by_kind: dict[str, float], ttft_s: float | None
+    scenario: Scenario,
+    batch: int,
+    step_s: float,
+    components: list[float],
+    by_kind: dict[str, float],
+    ttft_s: float | None,
 ) -> dict[str, Any]:
     """The columns `_MEASURED`."""
-    fleet, step_s = scenario.fleet, sum(components)
+    fleet, pass_s = scenario.fleet, sum(components)
     named = dict(zip(COMPONENTS, components, strict=True))
     by_limit = shares(by_kind)
     values = (
         1e3 * step_s,
         batch / step_s,
-        batch / step_s / fleet.tensor_parallel,
+        batch / step_s / fleet.gpus_per_replica,
         batch / step_s * fleet.replicas,
         None if ttft_s is None else 1e3 * ttft_s,
-        *(100.0 * sum(named[name] for name in names) / step_s for names in PARTS.values()),
+        *(100.0 * sum(named[name] for name in names) / pass_s for names in PARTS.values()),
         max(by_limit, key=lambda limit: by_limit[limit]),
         *by_kind.values(),
     )
@@ -230,6 +255,8 @@ def _summary(scenario: Scenario, built: Hardware, contexts: Sequence[int]) -> di
         "model": served.name,
         "gpu": fleet.gpu,
         "tensor_parallel": fleet.tensor_parallel,
+        "pipeline_parallel": fleet.pipeline_parallel,
+        "expert_parallel": fleet.expert_parallel,
         "replicas": fleet.replicas,
         "weight_dtype": served.weight_dtype,
         "kv_dtype": served.kv_dtype,
@@ -238,4 +265,5 @@ def _summary(scenario: Scenario, built: Hardware, contexts: Sequence[int]) -> di
         "kv_pool_tokens": capacity.pool_tokens,
         **{f"sequences_of_{each}_that_fit": sequences_that_fit(built, each) for each in dict.fromkeys(contexts)},
         "rests_on": provenance([built]),
+        "notes": "; ".join(notes_of([built])) or "none",
     }

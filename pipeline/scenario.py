@@ -50,6 +50,7 @@ def resolve(name: str, scenario: Scenario, trace: Trace, interval_s: float) -> R
     Raises StudyError, CatalogError or CapacityError; the scenario's name is the error's place.
     """
     try:
+        _check_parallelism(scenario)
         _check_identity(scenario, trace)
         _check_intervals(scenario, trace, interval_s)
         _check_warmup(scenario, trace)
@@ -62,6 +63,16 @@ def resolve(name: str, scenario: Scenario, trace: Trace, interval_s: float) -> R
     except PreplayError as problem:
         place = name if problem.place is None else f"{name}.{problem.place}"
         raise type(problem)(problem.problem, file=problem.file, place=place, mend=problem.mend) from None
+
+
+def _check_parallelism(scenario: Scenario) -> None:
+    """One step follows the other here; vLLM has a batch in flight for every stage, of sizes that follow from who is in flight."""
+    if scenario.fleet.pipeline_parallel > 1:
+        raise StudyError(
+            f"pipeline_parallel = {scenario.fleet.pipeline_parallel} is not modelled in the replay (docs/parallelism.md)",
+            place="fleet.pipeline_parallel",
+            mend="use 1, with a larger tensor_parallel; `preplay estimate --pipeline-parallel` bounds its latency and throughput",
+        )
 
 
 def _check_identity(scenario: Scenario, trace: Trace) -> None:

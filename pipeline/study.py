@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline import folders, warehouse
-from pipeline.cost.build import provenance
+from pipeline.cost.build import notes_of, provenance
 from pipeline.jit import COMPILING, compiled_before
 from pipeline.reuse import reuse_profile
 from pipeline.reuse_tables import curve_table, distance_table, requests_table
@@ -221,6 +221,7 @@ def _manifest(checked: CheckedStudy, inputs: str, durations: dict[str, float]) -
         trace_sha256=file_sha256(checked.trace.path / TRACE_FILE),
         trace_meta=checked.trace.meta.model_dump(mode="json"),
         cost_model=provenance(resolved.hardware for resolved in checked.scenarios),
+        cost_model_notes=notes_of(resolved.hardware for resolved in checked.scenarios),
         durations_s={name: round(seconds, 3) for name, seconds in durations.items()},
     )
 

@@ -47,6 +47,7 @@ class Gpu(_Entry):
     fp8_tflops: PositiveFloat | None = Field(default=None, description="the same at fp8; null = the chip has none")
     link: Literal["nvlink", "xgmi", "pcie"]
     link_gb_s: PositiveFloat = Field(description="GPU-to-GPU bandwidth per GPU, one direction, 1e9 bytes/s")
+    host_gb_s: PositiveFloat = Field(description="bandwidth to the host's memory, one direction, 1e9 bytes/s")
     sms: PositiveInt = Field(description="streaming multiprocessors (compute units)")
     l2_mb: PositiveFloat = Field(description="last-level cache, 1e6 bytes")
     max_tensor_parallel: PositiveInt = Field(default=8, description="GPUs in one link domain")
@@ -199,8 +200,14 @@ class Model(_Entry):
         body = self.params - embeddings
         return (body * BYTES_PER_WEIGHT[dtype] + embeddings * BYTES_PER_WEIGHT["bf16"]) / tensor_parallel
 
-    def check_tensor_parallel(self, tensor_parallel: int) -> None:
-        """Raises CatalogError where the heads can't be divided among so many ranks."""
+    def check_tensor_parallel(self, tensor_parallel: int, *, expert_parallel: bool = False) -> None:
+        """Raises CatalogError where the heads, or under expert parallelism the experts, can't be divided among so many ranks."""
+        if expert_parallel and (self.moe is None or self.moe.experts % tensor_parallel):
+            count = 0 if self.moe is None else self.moe.experts
+            raise CatalogError(
+                f"{self.name} has {count} experts: they can't be divided among tensor_parallel = {tensor_parallel}",
+                mend="set expert_parallel = false" if self.moe is None else "choose a divisor of the experts",
+            )
         heads_divide = self.q_heads % tensor_parallel == 0
         kv_divide = self.kv_heads % tensor_parallel == 0 or tensor_parallel % self.kv_heads == 0
         if not heads_divide or not (kv_divide or self.mla is not None):

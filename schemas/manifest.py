@@ -50,4 +50,5 @@ class Manifest(BaseModel):
     trace_sha256: str
     trace_meta: dict[str, Any]
     cost_model: str = Field(description="what the cost model rests on")
+    cost_model_notes: tuple[str, ...] = Field(default=(), description="what its calibrations say about themselves")
     durations_s: dict[str, float] = Field(description="wall clock per stage; replay: per scenario and seed")

@@ -38,7 +38,17 @@ class Fleet(_Section):
 
     gpu: str = Field(description="name in the GPU catalogue")
     replicas: PositiveInt = Field(description="independent engines")
-    tensor_parallel: PositiveInt = Field(default=1, description="GPUs per replica, one tensor-parallel group")
+    tensor_parallel: PositiveInt = Field(default=1, description="GPUs of one tensor-parallel group")
+    pipeline_parallel: PositiveInt = Field(
+        default=1,
+        description="stages of a replica, each a tensor-parallel group with a part of the layers; not modelled in the replay, "
+        "`preplay estimate` knows more (docs/parallelism.md)",
+    )
+    expert_parallel: bool = Field(
+        default=False,
+        description="routed experts whole on one GPU of the tensor-parallel group each, instead of a slice on every GPU (vLLM's "
+        "enable_expert_parallel without data parallelism)",
+    )
     calibration: str = Field(
         default="auto",
         description="constants of the cost model: the shipped ones of the GPU where there are (auto), data-sheet defaults (none), "
@@ -47,9 +57,14 @@ class Fleet(_Section):
     router: Literal["round_robin"] = Field(default="round_robin", description="which replica gets the next request")
 
     @property
+    def gpus_per_replica(self) -> int:
+        """GPUs of one engine: of all its stages."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
     def gpus(self) -> int:
         """GPUs of the whole fleet."""
-        return self.replicas * self.tensor_parallel
+        return self.replicas * self.gpus_per_replica
 
 
 class Served(_Section):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.cost.capacity import KvCapacity, kv_capacity
 from pipeline.cost.drafter import Drafter, drafter_of
 from pipeline.cost.lowered import LoweredCost, lower
 from pipeline.cost.model import StepCostModel
-from pipeline.cost.shapes import rank_shapes
+from pipeline.cost.shapes import RankShapes, rank_shapes
+from pipeline.cost.stages import stage_shapes
 from schemas import hardware
-from schemas.calibration import Calibration, for_gpu, read_calibration, shipped
+from schemas.calibration import Calibration, HeldOut, for_gpu, read_calibration, shipped
 from schemas.errors import CatalogError
+from schemas.hardware import BYTES_PER_WEIGHT
 from schemas.study import Engine, Scenario
 
 
@@ -25,6 +27,7 @@ class Hardware:
     lowered: LoweredCost
     capacity: KvCapacity
     drafter: Drafter | None
+    stages: tuple[RankShapes, ...]  # of the pipeline, one rank of each
 
 
 def calibration_of(scenario: Scenario) -> Calibration | None:
@@ -62,7 +65,7 @@ def graph_sizes(engine: Engine, drafts: int) -> tuple[int, ...]:
 def build_hardware(scenario: Scenario) -> Hardware:
     """Resolve names, check that they fit together, build and lower the cost model.
 
-    Raises CatalogError (unknown name, heads that can't be divided, no fp8) and CapacityError (does not fit).
+    Raises CatalogError (unknown name, heads, experts or layers that can't be divided, no fp8) and CapacityError (does not fit).
     """
     gpu = hardware.gpu(scenario.fleet.gpu)
     tp = scenario.fleet.tensor_parallel
@@ -72,7 +75,19 @@ def build_hardware(scenario: Scenario) -> Hardware:
             mend=f"use at most {gpu.max_tensor_parallel}",
         )
     served = scenario.model
-    shapes = rank_shapes(hardware.model(served.name), tp, served.weight_dtype, served.kv_dtype)
+    parallel = scenario.fleet.expert_parallel
+    target = hardware.model(served.name)
+    stages = stage_shapes(
+        target,
+        gpu,
+        tensor_parallel=tp,
+        stages=scenario.fleet.pipeline_parallel,
+        weight_dtype=served.weight_dtype,
+        kv_dtype=served.kv_dtype,
+        expert_parallel=parallel,
+    )
+    whole = rank_shapes(target, tp, served.weight_dtype, served.kv_dtype, expert_parallel=parallel)
+    shapes = replace(whole, hops=(sum(stage.hops[0] for stage in stages), sum(stage.hops[1] for stage in stages)))
     drafter = drafter_of(scenario)
     engine = scenario.engine
     passes = 0 if drafter is None else drafter.passes
@@ -88,6 +103,7 @@ def build_hardware(scenario: Scenario) -> Hardware:
         ),
         capacity=kv_capacity(scenario, drafter),
         drafter=drafter,
+        stages=stages,
     )
 
 
@@ -100,7 +116,7 @@ def provenance(hardwares: Iterable[Hardware]) -> str:
         if not calibration.sources:
             seen[f"{model.gpu.name} not calibrated: data-sheet peaks at the shares that calibrated GPUs reach"] = None
             continue
-        used = [each for each in calibration.held_out if _measures(each.part, model)]
+        used = [each for each in calibration.held_out if _measures(each, model)]
         worst = max(used, key=lambda each: each.median, default=None)
         text = f"{model.gpu.name} calibrated from operator timings ({calibration.name}"
         if worst is not None:
@@ -111,12 +127,30 @@ def provenance(hardwares: Iterable[Hardware]) -> str:
     return "; ".join(seen)
 
 
-def _measures(part: str, model: StepCostModel) -> bool:
+def notes_of(hardwares: Iterable[Hardware]) -> tuple[str, ...]:
+    """What the calibrations say about themselves that takes part in these steps, each note once, after its GPU's name."""
+    seen: dict[str, None] = {}
+    for built in hardwares:
+        model = built.cost_model
+        for note in model.calibration.notes:
+            if _takes_part(note.partition(":")[0], model):
+                seen[f"{model.gpu.name}, {note}"] = None
+    return tuple(seen)
+
+
+def _measures(held: HeldOut, model: StepCostModel) -> bool:
     """Whether a held-out error is of something that takes part in this model's steps."""
+    if held.split.endswith("expert parallel") and (model.shapes.experts is None or model.shapes.experts.ranks == 1):
+        return False
+    return _takes_part(held.part, model)
+
+
+def _takes_part(part: str, model: StepCostModel) -> bool:
+    """Whether 'experts fp8', 'gemm bf16', 'allreduce' take part in this model's steps; everything else does."""
     kind, _, dtype = part.partition(" ")
-    if kind == "experts":
+    if kind == "experts" and dtype in BYTES_PER_WEIGHT:
         return model.shapes.experts is not None and dtype == model.weight_dtype
-    if kind == "gemm":
+    if kind == "gemm" and dtype in BYTES_PER_WEIGHT:
         return dtype in (model.weight_dtype, "bf16")
     return kind != "allreduce" or model.shapes.allreduces > 0
 

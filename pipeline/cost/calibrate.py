@@ -20,7 +20,7 @@ from pipeline.cost.calibrate_attention import (
     fit_mixed_attention,
     fit_prefill_attention,
 )
-from pipeline.cost.calibrate_parts import fit_allreduce, fit_experts, fit_pointwise, fit_sampler
+from pipeline.cost.calibrate_parts import fit_allreduce, fit_experts, fit_pointwise, fit_sampler, note_on_scales
 from pipeline.cost.fit import column, descend, every_other, held_out, rounded, thinned
 from pipeline.cost.gemm import Gemm
 from schemas.calibration import Calibration, GemmTerm, HeldOut, Residual
@@ -39,6 +39,7 @@ def calibrate_operators(
     """
     layer = None if profile is None else measurements.layer_profile(folder, profile)
     errors: list[HeldOut] = []
+    notes: list[str] = []
     gemms, experts = {}, {}
     for dtype in ("bf16", "fp8"):
         table = measurements.gemm_timings(folder, database, dtype)
@@ -49,10 +50,12 @@ def calibrate_operators(
         if table is not None:
             say(f"gemm {dtype}: {table.height:,} timings")
             gemms[dtype] = fit_gemm(table, gpu, dtype, errors)
-        moe = measurements.moe_timings(folder, database, dtype)
+        moe = measurements.moe_timings(folder, database, measurements.EXPERT_FORMATS[dtype])
         if moe is not None:
             say(f"experts {dtype}: {moe.height:,} timings")
-            experts[dtype] = fit_experts(moe, gpu, dtype, errors)
+            if dtype == "fp8":
+                notes.append(note_on_scales(moe, measurements.moe_timings(folder, database, "fp8")))
+            experts[dtype] = fit_experts(moe, gpu, dtype, errors, notes)
     attention = decode = pointwise = sampler = None
     prefill = measurements.prefill_timings(folder, database)
     warm = measurements.decode_timings(folder, database)
@@ -92,6 +95,7 @@ def calibrate_operators(
         allreduce=allreduce,
         host=defaults.HOST,
         held_out=tuple(errors),
+        notes=tuple(notes),
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 import torch
 from torch import Tensor
 
-from pipeline.cost import defaults
-from pipeline.cost.experts import MixtureOfExperts
+from pipeline.cost import defaults, measurements
+from pipeline.cost.experts import MixtureOfExperts, balanced
 from pipeline.cost.fit import column, descend, every_other, held_out, rounded, thinned
 from pipeline.cost.terms import Positive
 from pipeline.cost.traffic import Traffic
@@ -59,34 +60,58 @@ def _traffic(table: pl.DataFrame, gpu: Gpu, start: TrafficTerm, part: str, error
     return TrafficTerm(**rounded(fitted(table)))
 
 
-def fit_experts(table: pl.DataFrame, gpu: Gpu, dtype: str, errors: list[HeldOut]) -> ExpertsTerm:
-    """Balanced routing, all experts on one rank."""
-    keys = ["hidden", "intermediate", "top_k", "experts"]
-    chosen = pl.Series(every_other(table.select(keys).to_numpy()))
-    test = table.filter(~chosen)
+def fit_experts(table: pl.DataFrame, gpu: Gpu, dtype: str, errors: list[HeldOut], notes: list[str]) -> ExpertsTerm:
+    """Visits dealt out evenly, by tensor and expert parallelism; models that read less than their rows say are left out."""
+    impossible = measurements.too_fast(table, gpu, BYTES_PER_WEIGHT[dtype])
+    if impossible.height:
+        named = ", ".join("x".join(str(size) for size in model) for model in impossible.iter_rows())
+        notes.append(
+            f"experts {dtype}: left out, because they read faster than memory can (hidden x width x top-k x experts): {named}"
+        )
+        table = table.join(impossible, on=measurements.MODEL_KEYS, how="anti")
+    chosen = pl.Series(every_other(table.select(measurements.MODEL_KEYS).to_numpy()))
     term = _experts_of(table.filter(chosen), gpu, dtype)
-    with torch.no_grad():
-        us = MixtureOfExperts(term).law_us(*_expert_columns(test), BYTES_PER_WEIGHT[dtype])
-    errors.append(held_out(f"experts {dtype}", "half of the models", us, column(test, "us")))
+    for split, rows in (
+        ("half of the models", table.filter(~chosen & (pl.col("ep") == 1))),
+        ("of these, expert parallel", table.filter(~chosen & (pl.col("ep") > 1))),
+    ):
+        if rows.height:
+            with torch.no_grad():
+                us = _experts_us(MixtureOfExperts(term), rows, dtype)
+            errors.append(held_out(f"experts {dtype}", split, us, column(rows, "us")))
     return _experts_of(table, gpu, dtype)
 
 
-def _expert_columns(table: pl.DataFrame) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tokens, experts, per_token, hidden = (column(table, name) for name in ("tokens", "experts", "top_k", "hidden"))
-    params = 3.0 * hidden * column(table, "intermediate") / column(table, "tp")
-    return tokens, experts, per_token, params, hidden
+def note_on_scales(blocks: pl.DataFrame, matrices: pl.DataFrame | None) -> str:
+    """What fp8 experts were fitted to, and how the other way of scaling them compares where both were timed."""
+    note = "experts fp8: weights scaled in blocks of 128 x 128 (DeepSeek-V3, Qwen3 FP8)"
+    if matrices is None:
+        return note
+    both = blocks.join(matrices, on=("tokens", *measurements.MODEL_KEYS, "tp", "ep"), suffix="_matrix")
+    ratio = float(np.median((both["us_matrix"] / both["us"]).to_numpy()))
+    return (
+        f"{note}; with one scale per matrix (ModelOpt) the database's kernels take {ratio:.2g} times as long (median)"
+    )
+
+
+def _experts_us(module: MixtureOfExperts, table: pl.DataFrame, dtype: str) -> Tensor:
+    tokens, experts, per_token, hidden, ranks = (
+        column(table, name) for name in ("tokens", "experts", "top_k", "hidden", "ep")
+    )
+    width = column(table, "intermediate") / column(table, "tp")
+    load = balanced(tokens, experts, per_token, ranks)
+    return module.law_us(tokens, load, tokens * per_token, 3.0 * hidden * width, hidden, width, BYTES_PER_WEIGHT[dtype])
 
 
 def _experts_of(table: pl.DataFrame, gpu: Gpu, dtype: str) -> ExpertsTerm:
     thin = thinned(table)
-    columns, us = _expert_columns(thin), column(thin, "us")
     best: tuple[float, ExpertsTerm] | None = None
-    for tile in (16.0, 64.0):  # a step function of it: tried, not descended on
+    for tile in (16.0, 32.0, 64.0):  # a step function of it: tried, not descended on
         module = MixtureOfExperts(defaults.experts(gpu, dtype).model_copy(update={"tile_rows": tile}))
         loss = descend(
             module,
-            lambda m=module: m.law_us(*columns, BYTES_PER_WEIGHT[dtype]),  # type: ignore[misc]
-            us,
+            lambda m=module: _experts_us(m, thin, dtype),  # type: ignore[misc]
+            column(thin, "us"),
             steps=400,
             fixed=("tile_rows",),
         )

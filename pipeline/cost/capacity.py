@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.cost.drafter import Drafter
+from pipeline.cost.stages import Stage, stages_of
 from schemas import hardware
 from schemas.errors import CapacityError
-from schemas.hardware import GIB, Model
+from schemas.hardware import GIB
 from schemas.study import Scenario
 
 RESERVE_GIB = 1.0
@@ -20,7 +21,9 @@ RESERVE_GIB = 1.0
 
 @dataclass(frozen=True)
 class KvCapacity:
-    """The memory of one rank by item, GiB, and the pool that remains. All ranks of a replica hold the same."""
+    """The memory of one rank by item, GiB, and the pool that remains. All ranks of a stage hold the same; with several pipeline
+    stages this is the one with the least room, which vLLM gives to all.
+    """
 
     usable_gib: float
     weights_gib: float
@@ -40,45 +43,55 @@ class KvCapacity:
 
 def kv_capacity(scenario: Scenario, drafter: Drafter | None) -> KvCapacity:
     """The KV pool of one replica. Raises CapacityError, with the sum, where the model does not fit."""
-    gpu = hardware.gpu(scenario.fleet.gpu)
-    model = hardware.model(scenario.model.name)
-    engine = scenario.engine
-    tp = scenario.fleet.tensor_parallel
+    return min(_stage_capacities(scenario, drafter), key=lambda stage: stage.pool_blocks)
+
+
+def _stage_capacities(scenario: Scenario, drafter: Drafter | None) -> list[KvCapacity]:
+    """Of each pipeline stage; a drafter is with the last one. Raises CapacityError."""
+    fleet, engine, served = scenario.fleet, scenario.engine, scenario.model
+    gpu, model = hardware.gpu(fleet.gpu), hardware.model(served.name)
     usable = gpu.memory_gib * engine.gpu_memory_utilization
-    weights = model.weight_bytes(scenario.model.weight_dtype, tp) / GIB
-    draft_weights = 0.0 if drafter is None else drafter.weight_bytes / GIB
-    activations = _activation_bytes(model, scenario, drafter) / GIB
-    left = usable - weights - draft_weights - activations - RESERVE_GIB
-    per_token = model.kv_bytes_per_token(scenario.model.kv_dtype, tp) + (
-        0 if drafter is None else drafter.kv_bytes_per_token
-    )
-    blocks = int(left * GIB // (per_token * engine.block_tokens))
-    if blocks < 1:
-        items = f"weights {weights:.1f}, activations {activations:.1f}, reserve {RESERVE_GIB:.1f}"
-        if drafter is not None:
-            items += f", draft weights {draft_weights:.1f}"
-        raise CapacityError(
-            f"{scenario.model.name} ({scenario.model.weight_dtype}) does not fit {tp} x {gpu.name}: "
-            f"{usable:.1f} GiB usable per GPU, {items} GiB",
-            mend="raise tensor_parallel, choose a smaller weight_dtype, or another GPU",
+    found = []
+    for stage in stages_of(model, fleet.pipeline_parallel):
+        mine = drafter if stage.last else None
+        weights = stage.weight_bytes(served.weight_dtype, fleet.tensor_parallel) / GIB
+        draft_weights = 0.0 if mine is None else mine.weight_bytes / GIB
+        activations = _activation_bytes(stage, scenario, drafter) / GIB
+        left = usable - weights - draft_weights - activations - RESERVE_GIB
+        per_token = stage.model.kv_bytes_per_token(served.kv_dtype, fleet.tensor_parallel)
+        all_per_token = per_token + (0 if mine is None else mine.kv_bytes_per_token)
+        blocks = int(left * GIB // (all_per_token * engine.block_tokens))
+        if blocks < 1:
+            items = f"weights {weights:.1f}, activations {activations:.1f}, reserve {RESERVE_GIB:.1f}"
+            if mine is not None:
+                items += f", draft weights {draft_weights:.1f}"
+            raise CapacityError(
+                f"{served.name} ({served.weight_dtype}) does not fit {fleet.gpus_per_replica} x {gpu.name}: "
+                f"{usable:.1f} GiB usable per GPU, {items} GiB",
+                mend="raise tensor_parallel, choose a smaller weight_dtype, or another GPU",
+            )
+        found.append(
+            KvCapacity(
+                usable_gib=usable,
+                weights_gib=weights,
+                draft_weights_gib=draft_weights,
+                activations_gib=activations,
+                reserve_gib=RESERVE_GIB,
+                kv_gib=blocks * engine.block_tokens * all_per_token / GIB,
+                block_tokens=engine.block_tokens,
+                kv_bytes_per_token=all_per_token,
+                pool_blocks=blocks,
+            )
         )
-    return KvCapacity(
-        usable_gib=usable,
-        weights_gib=weights,
-        draft_weights_gib=draft_weights,
-        activations_gib=activations,
-        reserve_gib=RESERVE_GIB,
-        kv_gib=blocks * engine.block_tokens * per_token / GIB,
-        block_tokens=engine.block_tokens,
-        kv_bytes_per_token=per_token,
-        pool_blocks=blocks,
-    )
+    return found
 
 
-def _activation_bytes(model: Model, scenario: Scenario, drafter: Drafter | None) -> float:
-    """Peak of one pass: residual and normed states, the widest MLP intermediate, and float32 logits twice (raw, softmax)."""
-    tp = scenario.fleet.tensor_parallel
+def _activation_bytes(stage: Stage, scenario: Scenario, drafter: Drafter | None) -> float:
+    """Peak of one pass: residual and normed states, the widest MLP intermediate, and with the LM head float32 logits twice (raw,
+    softmax).
+    """
+    model, tp = stage.model, scenario.fleet.tensor_parallel
     width = model.intermediate if model.moe is None else model.moe.expert_intermediate * model.moe.experts_per_token
     per_token = (4 * model.hidden + 3 * width / tp) * 2
-    positions = scenario.engine.max_sequences * (1 + (0 if drafter is None else drafter.passes))
+    positions = scenario.engine.max_sequences * (1 + (0 if drafter is None else drafter.passes)) if stage.last else 0
     return scenario.engine.max_batched_tokens * per_token + positions * model.vocab * 4.0 * 2

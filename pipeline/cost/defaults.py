@@ -134,6 +134,8 @@ def completed(calibration: Calibration | None, gpu: Gpu, dtype: str) -> tuple[Ca
         if kind not in moes:
             missing.append(f"experts {kind}")
             moes[kind] = experts(gpu, kind)
+            if kind == "int4" and "bf16" in base.experts:
+                moes[kind] = base.experts["bf16"]
     if not base.allreduce:
         missing.append("allreduce")
     changes |= {"gemm": gemms, "experts": moes, "host": base.host or HOST}

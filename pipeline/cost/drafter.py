@@ -31,12 +31,15 @@ def drafter_of(scenario: Scenario) -> Drafter | None:
     served = scenario.model
     if isinstance(spec, Eagle):
         target = hardware.model(served.name)
-        shapes = rank_shapes(target, tp, served.weight_dtype, served.kv_dtype, layers=spec.layers)
+        parallel = scenario.fleet.expert_parallel
+        shapes = rank_shapes(
+            target, tp, served.weight_dtype, served.kv_dtype, layers=spec.layers, expert_parallel=parallel
+        )
         fusion = 2 * target.hidden * target.hidden  # token embedding and hidden state to one hidden state
         body = sum(each.inputs * each.outputs * each.count * each.bytes_per_weight for each in shapes.matrices)
         if shapes.experts is not None:
             experts = shapes.experts
-            body += experts.experts * experts.params * experts.layers * experts.bytes_per_weight
+            body += experts.experts / experts.ranks * experts.params * experts.layers * experts.bytes_per_weight
         return Drafter(
             shapes,
             spec.k,
@@ -46,7 +49,8 @@ def drafter_of(scenario: Scenario) -> Drafter | None:
         )
     if isinstance(spec, DraftModel):
         draft = hardware.model(spec.model)
-        shapes = rank_shapes(draft, tp, "bf16", served.kv_dtype)
+        parallel = scenario.fleet.expert_parallel and draft.moe is not None
+        shapes = rank_shapes(draft, tp, "bf16", served.kv_dtype, expert_parallel=parallel)
         weights = draft.weight_bytes("bf16", tp)
         return Drafter(shapes, spec.k, weights, _kv_bytes(shapes), drops_last_hit_block=False)
     return None

@@ -105,7 +105,7 @@ def lower(model: StepCostModel, *, max_tokens: int, max_rows: int, max_sampled: 
         shapes = [target.attention if shape is None else shape for shape in kinds]
         return LoweredCost(
             gemm=model.body_seconds(target, tokens).numpy(),
-            communication=model.allreduce_seconds(target, tokens).numpy(),
+            communication=model.communication_seconds(target, tokens).numpy(),
             sampling=model.sampling_seconds(target, sampled).numpy(),
             draft_first=draft_first,
             draft_row=draft_row,

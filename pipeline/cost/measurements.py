@@ -13,6 +13,7 @@ from pathlib import Path
 import polars as pl
 
 from schemas.errors import InputError
+from schemas.hardware import Gpu
 
 GEMM_KEYS = ("tokens", "outputs", "inputs")
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
@@ -78,22 +79,49 @@ def decode_timings(folder: Path, gpu: str) -> pl.DataFrame | None:
     )
 
 
-def moe_timings(folder: Path, gpu: str, dtype: str) -> pl.DataFrame | None:
-    """tokens, hidden, intermediate, top_k, experts, tp, us, for uniform routing on one expert-parallel rank of one."""
+EXPERT_FORMATS = {"bf16": "bfloat16", "fp8": "fp8_block"}
+"""The database's name of the experts' weights. fp8: scales for blocks of 128 x 128, as DeepSeek-V3, Qwen3 and MiniMax-M2
+have; the database's other fp8 has one scale per matrix (ModelOpt) and other kernels."""
+
+MODEL_KEYS = ("hidden", "intermediate", "top_k", "experts")
+
+
+def moe_timings(folder: Path, gpu: str, format: str) -> pl.DataFrame | None:
+    """tokens, hidden, intermediate, top_k, experts, tp, ep (up to 8 each), us; visits dealt out evenly. None where not measured.
+
+    `format`: the database's own name of a dtype.
+    """
     file = _found(folder, f"{gpu}_moe.parquet")
     if file is None:
         return None
-    named = {kind: name for name, kind in DTYPES.items()}[dtype]
-    keys = ("tokens", "hidden", "intermediate", "top_k", "experts", "tp")
+    keys = ("tokens", *MODEL_KEYS, "tp", "ep")
     table = (
         _read(file)
-        .filter((pl.col("dtype") == named) & (pl.col("ep") == 1) & (pl.col("routing") == "balanced"))
+        .filter((pl.col("dtype") == format) & (pl.col("ep") <= 8) & (pl.col("routing") == "balanced"))
         .filter(pl.col("intermediate") // pl.col("tp") >= 128)
         .group_by(keys)
         .agg(us=pl.col("latency_ms").min() * 1e3)
         .sort(keys)
     )
     return table if table.height else None
+
+
+def too_fast(table: pl.DataFrame, gpu: Gpu, bytes_per_weight: float) -> pl.DataFrame:
+    """Models of `moe_timings` that, sliced or expert parallel, seem to read their experts at 95 % of the data sheet's bandwidth or
+    more (median up to 256 tokens, where weights are over four times L2): no kernel does, so fewer weights were read than the rows
+    say. MODEL_KEYS.
+    """
+    visited = pl.min_horizontal(pl.col("experts"), pl.col("tokens") * pl.col("top_k")) / pl.col("ep")
+    weights = 3.0 * pl.col("hidden") * pl.col("intermediate") / pl.col("tp") * bytes_per_weight * visited
+    return (
+        table.filter((pl.col("tokens") <= 256) & (weights > 4e6 * gpu.l2_mb))
+        .group_by(*MODEL_KEYS, pl.col("ep") > 1)
+        .agg(gb_s=(weights / pl.col("us")).median() / 1e3)
+        .filter(pl.col("gb_s") > 0.95 * gpu.bandwidth_gb_s)
+        .select(MODEL_KEYS)
+        .unique()
+        .sort(MODEL_KEYS)
+    )
 
 
 def allreduce_timings(folder: Path, gpu: str) -> pl.DataFrame | None:

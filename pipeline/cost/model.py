@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipeline.cost import defaults
+from pipeline.cost import defaults, transfer
 from pipeline.cost.attention import DecodeAttention, PrefillAttention, Rows, within_window
 from pipeline.cost.drafter import Drafter
 from pipeline.cost.experts import MixtureOfExperts
@@ -61,6 +61,11 @@ class StepCostModel(nn.Module):
         self.experts = MixtureOfExperts(full.experts[weight_dtype])
         link = full.allreduce.get(shapes.tensor_parallel) or defaults.allreduce(gpu)
         self.allreduce = Positive(link.model_dump())
+        if any(shapes.hops):
+            hop = full.allreduce.get(2) or defaults.allreduce(gpu)
+            self.hop = Positive(hop.model_dump())
+            across = transfer.network()
+            self.network_hop = Positive({"latency_us": across.latency_us, "link_gb_s": across.gb_s})
         self.host = Positive({name: getattr(full.host, name) for name in ("step_us", "sequence_us", "draft_pass_us")})
         self.graph_sizes = torch.tensor(graph_sizes, dtype=torch.float64)
 
@@ -74,7 +79,7 @@ class StepCostModel(nn.Module):
             "gemm": self.body_seconds(self.shapes, tokens),
             "attention_prefill": prefill,
             "attention_decode": decode,
-            "communication": self.allreduce_seconds(self.shapes, tokens),
+            "communication": self.communication_seconds(self.shapes, tokens),
             "sampling": self.sampling_seconds(self.shapes, sampled),
             "draft": self.draft_seconds(rows, passes),
             "overhead": (self.host.parameter("step_us") + self.host.parameter("sequence_us") * count) * 1e-6,
@@ -137,6 +142,24 @@ class StepCostModel(nn.Module):
         return shapes.allreduces * (
             self.allreduce.parameter("latency_us") * 1e-6 + moved / (self.allreduce.parameter("link_gb_s") * 1e9)
         )
+
+    def communication_seconds(self, shapes: RankShapes, tokens: Tensor) -> Tensor:
+        """All-reduces, and the sends to the next pipeline stage.
+
+        A send is hidden states and residual (two messages of bf16; vLLM's IntermediateTensors), of which each rank of a
+        tensor-parallel group sends its share; the receivers gather the rest from each other (`send_tensor_dict` with an
+        all_gather_group). Latency and link between two GPUs are those of an all-reduce over two: as many bytes.
+        """
+        seconds = self.allreduce_seconds(shapes, tokens)
+        ranks = shapes.tensor_parallel
+        message = shapes.message_bytes_per_token * self.padded(tokens)
+        for count, hop in zip(shapes.hops, (self.hop, self.network_hop) if any(shapes.hops) else (), strict=False):
+            send = hop.parameter("latency_us") * 1e-6 + message / ranks / (hop.parameter("link_gb_s") * 1e9)
+            if ranks > 1:
+                gathered = (ranks - 1) / ranks * message / (self.allreduce.parameter("link_gb_s") * 1e9)
+                send = send + self.allreduce.parameter("latency_us") * 1e-6 + gathered
+            seconds = seconds + count * 2.0 * send
+        return seconds
 
     def head_seconds(self, shapes: RankShapes, positions: Tensor) -> Tensor:
         """LM head over the positions that need logits."""

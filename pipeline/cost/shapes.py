@@ -28,10 +28,12 @@ class Matrix:
 class Experts:
     """The routed experts of one rank: each expert's share of weights on it, and how tokens choose."""
 
-    experts: int
+    experts: int  # of the layer, on all ranks together
     per_token: int
+    ranks: int  # that the experts are divided over, whole; 1 = every rank has a slice of each
     params: float  # weights of one expert on this rank
     hidden: int
+    width: float  # of one expert's MLP on this rank
     layers: int
     bytes_per_weight: float
 
@@ -73,6 +75,7 @@ class RankShapes:
     message_bytes_per_token: float
     vocab: float
     tensor_parallel: int
+    hops: tuple[int, int] = (0, 0)  # sends to the next pipeline stage: (within the node, over the network)
 
 
 def rank_shapes(
@@ -82,12 +85,14 @@ def rank_shapes(
     kv_dtype: KvDtype,
     *,
     layers: int | None = None,
+    expert_parallel: bool = False,
 ) -> RankShapes:
     """The shapes of `model` on one rank. `layers` overrides the model's own number (an EAGLE head has its target's widths).
+    `expert_parallel`: routed experts whole on one rank each, instead of a slice of each on every rank.
 
-    Raises CatalogError where the heads can't be divided among the ranks.
+    Raises CatalogError where heads or experts can't be divided among the ranks.
     """
-    model.check_tensor_parallel(tensor_parallel)
+    model.check_tensor_parallel(tensor_parallel, expert_parallel=expert_parallel)
     depth = model.layers if layers is None else layers
     tp = tensor_parallel
     weight = BYTES_PER_WEIGHT[weight_dtype]
@@ -102,11 +107,14 @@ def rank_shapes(
         if model.moe.shared_experts:
             shared = model.moe.expert_intermediate * model.moe.shared_experts
             matrices += _mlp_matrices(model, shared, tp, moe_layers, weight)
+        slices = 1 if expert_parallel else tp
         experts = Experts(
             experts=model.moe.experts,
             per_token=model.moe.experts_per_token,
-            params=model.expert_params / tp,
+            ranks=tp if expert_parallel else 1,
+            params=model.expert_params / slices,
             hidden=model.hidden,
+            width=model.moe.expert_intermediate / slices,
             layers=moe_layers,
             bytes_per_weight=weight,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from reports.blocks import Block, Note, Section, Table, table_of
@@ -58,6 +59,7 @@ def build(warehouse: Warehouse, scenarios: list[ScenarioMetrics]) -> Section:
     else:
         blocks.append(Note("Arrivals are as logged; nothing was spread."))
     blocks.append(Note(f"Cost model: {header.get('cost_model')}."))
+    blocks += [Note(f"{note}.") for note in json.loads(header.get("cost_model_notes") or "[]")]
     blocks += [
         Note(f"“{each.name}”: acceptance {number(each.settings['acceptance_length'])} tokens per step expected; source: "
              f"{each.settings['acceptance_source']}.")

@@ -5,6 +5,7 @@ SELECT
     (SELECT value FROM manifest WHERE key = 'run_id') AS run_id,
     (SELECT value FROM manifest WHERE key = 'preplay_version') AS preplay_version,
     (SELECT value FROM manifest WHERE key = 'cost_model') AS cost_model,
+    (SELECT value FROM manifest WHERE key = 'cost_model_notes') AS cost_model_notes,
     (SELECT value FROM manifest WHERE key = 'trace') AS trace,
     (SELECT value FROM manifest WHERE key = 'trace_meta')::JSON ->> 'start_utc' AS start_utc,
     (SELECT value FROM manifest WHERE key = 'trace_meta')::JSON ->> 'prefix_identity' AS prefix_identity,

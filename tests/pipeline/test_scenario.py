@@ -6,10 +6,11 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
-from pipeline.cost.build import build_hardware, graph_sizes, provenance
+from pipeline.cost.build import build_hardware, graph_sizes, notes_of, provenance
 from pipeline.cost.model import StepCostModel
 from pipeline.scenario import resolve, run_scenario
 from pipeline.single import summary
+from schemas.calibration import HeldOut
 from schemas.errors import StudyError
 from schemas.study import Engine, Scenario
 from tests.traces_made import made_trace
@@ -102,11 +103,29 @@ def test_cuda_graphs_that_no_step_could_use_are_refused(sizes, problem):
 
 
 def test_provenance_names_the_worst_part_in_use():
-    """Experts at fp8 of an H200 are off by more than attention; a dense model does not have them."""
+    """Experts count where the model has some, expert parallelism where it is on; attention of an H200 is off by 12.7 %."""
     scenario = {**BASE, "fleet": {"gpu": "h200", "replicas": 1}}
-    moe = build_hardware(
-        Scenario.model_validate({**scenario, "model": {"name": "qwen3-30b-a3b", "weight_dtype": "fp8"}})
+    experts = {"name": "qwen3-30b-a3b", "weight_dtype": "fp8"}
+    moe, dense = (
+        build_hardware(Scenario.model_validate({**scenario, "model": model}))
+        for model in (experts, {"name": "llama-3.1-8b"})
     )
-    assert "16.1%, of experts fp8" in provenance([moe])
-    dense = build_hardware(Scenario.model_validate({**scenario, "model": {"name": "llama-3.1-8b"}}))
+    bad = HeldOut(part="experts fp8", split="half", rows=1, median=0.2, p95=0.3)
+    parallel = bad.model_copy(update={"split": "of these, expert parallel", "median": 0.5})
+    for built in (moe, dense):
+        kept = built.cost_model.calibration
+        built.cost_model.calibration = kept.model_copy(update={"held_out": (*kept.held_out, bad, parallel)})
+    assert "20.0%, of experts fp8" in provenance([moe])
     assert "12.7%, of attention" in provenance([dense])
+
+
+def test_notes_are_of_parts_in_use():
+    """Which fp8 the experts were timed at is for who serves experts at fp8."""
+    scenario = {**BASE, "fleet": {"gpu": "h200", "replicas": 1}}
+    fp8, bf16 = (
+        build_hardware(Scenario.model_validate({**scenario, "model": {"name": "qwen3-30b-a3b", "weight_dtype": dtype}}))
+        for dtype in ("fp8", "bf16")
+    )
+    assert notes_of([fp8, fp8])[0].startswith("h200, experts fp8: weights scaled in blocks of 128 x 128")
+    assert "one scale per matrix (ModelOpt) the database's kernels take 4.3 times as long" in notes_of([fp8])[0]
+    assert len(notes_of([fp8])) == 2 and [note[:18] for note in notes_of([bf16])] == ["h200, experts bf16"]

@@ -269,7 +269,10 @@ def test_what_is_not_calibrated_is_named():
     assert BUILT["dense"].cost_model.missing == ("pointwise", "sampler")
     assert "gemm bf16" in BUILT["not calibrated"].cost_model.missing
     text = provenance([BUILT["dense"], BUILT["not calibrated"]])
-    assert "h100-sxm calibrated from operator timings (h100-sxm-vllm-0.24; held-out median errors up to" in text
+    assert (
+        "h100-sxm calibrated from operator timings (h100-sxm-vllm-0.24; held-out median errors up to 13.2%, of attention)"
+        in text
+    )
     assert "defaults for pointwise, sampler" in text
     assert "mi300x not calibrated" in text
     with pytest.raises(CatalogError, match=r"unknown calibration 'h100'; known: auto, none, a file, a100"):

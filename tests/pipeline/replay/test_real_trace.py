@@ -26,9 +26,7 @@ EAGLE = {
 def run(path, *, replicas, blocks, block_tokens=512, spread_s=0.0, **more):
     trace = read_trace(path)
     scenario = (
-        SCENARIO
-        if "drafting" not in more
-        else SCENARIO.model_validate({**SCENARIO.model_dump(), "speculation": EAGLE})
+        SCENARIO if "drafting" not in more else SCENARIO.model_validate({**SCENARIO.model_dump(), "speculation": EAGLE})
     )
     cost = build_hardware(scenario).lowered
     n = trace.arrival_us.shape[0]
